@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from lmcache_core.spi.api import PLUGIN_API
 
 DIGEST_NBYTES = 32
 TEXT_LENGTH = 132
@@ -37,8 +41,28 @@ class Key(NamedTuple):
             ValueError: not a key written by ``text`` (length, case or alphabet).
         """
         if len(text) != TEXT_LENGTH or text.strip("0123456789abcdef"):
-            raise ValueError(f"not a key: {text[:80]!r} (expected {TEXT_LENGTH} lower-case hex digits)")
+            raise ValueError(
+                f"not a key: {text[:80]!r} (expected {TEXT_LENGTH} lower-case hex digits)"
+            )
         return cls(bytes.fromhex(text[:64]), bytes.fromhex(text[68:]), int(text[64:68], 16))
 
     def __repr__(self) -> str:
         return f"Key({self.space.hex()[:8]}/{self.group}/{self.digest.hex()[:12]})"
+
+
+class KeyManager(ABC):
+    """Adds identity fields of its own, such as a prompt-template version or a data-residency label.
+
+    Found in the entry-point group ``lmcache_core.key_managers``. It can separate what would be equal;
+    it can never make two different token sequences equal.
+    """
+
+    plugin_api: ClassVar[int] = PLUGIN_API
+    config_type: ClassVar[type]
+
+    @abstractmethod
+    def __init__(self, config: Any, /) -> None: ...
+
+    @abstractmethod
+    def fields(self, labels: Mapping[str, str], /) -> Mapping[str, bytes]:
+        """Return tagged fields for the key space of a request that carries these labels. Pure."""

@@ -1,0 +1,81 @@
+"""How values are encoded outside memory: pure, synchronous, thread-safe, no I/O."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lmcache_core.spi.api import PLUGIN_API
+from lmcache_core.spi.keys import Key
+from lmcache_core.spi.layout import KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """What a serde may know about the value it encodes.
+
+    Attributes:
+        key: address of the value (associated data for encryption).
+        spec: stored form of the unencoded payload.
+        first_token: position of the chunk's first token in its prefix, or -1 when unknown (a reader).
+        tenant: tenant label, for keys per tenant.
+    """
+
+    key: Key
+    spec: KVSpec
+    first_token: int = -1
+    tenant: str = ""
+
+
+class _Serde(ABC):
+    """What both kinds share.
+
+    Attributes:
+        wire_id: stable name written into the frame, such as ``"x12"``; at most 15 ASCII characters.
+            A change of the encoding is a new wire id.
+        lossless: decode(encode(x)) == x for every bit pattern.
+        error_bound: for a lossy serde, a one-line statement of its bound, for people.
+    """
+
+    plugin_api: ClassVar[int] = PLUGIN_API
+    config_type: ClassVar[type]
+    wire_id: ClassVar[str]
+    lossless: ClassVar[bool]
+    error_bound: ClassVar[str] = ""
+
+    @abstractmethod
+    def __init__(self, config: Any, /) -> None: ...
+
+    @abstractmethod
+    def encode(self, info: ValueInfo, source: memoryview, into: memoryview, /) -> int:
+        """Write the encoded form and return its length.
+
+        Behaviour: deterministic unless the serde says otherwise. Declines by raising ``ValueError``
+        (non-finite input of a lossy codec, wrong dtype); the value is then stored without this serde.
+        Buffers: ``into`` has at least ``bound`` bytes; bytes after the returned length are undefined.
+        """
+
+    @abstractmethod
+    def decode(self, info: ValueInfo, source: memoryview, into: memoryview, /) -> None:
+        """Rebuild exactly ``into.nbytes`` bytes.
+
+        Raises:
+            Corrupt: the encoded bytes are damaged or foreign. Never crashes, never reads outside ``source``.
+        """
+
+
+class TensorSerde(_Serde):
+    """First of a chain: understands the elements of a payload (``info.spec``)."""
+
+    @abstractmethod
+    def bound(self, spec: KVSpec, /) -> int:
+        """Most bytes ``encode`` can produce for a payload of this form."""
+
+
+class BytesSerde(_Serde):
+    """Later in a chain: understands bytes only (compression, encryption)."""
+
+    @abstractmethod
+    def bound(self, nbytes: int, /) -> int:
+        """Most bytes ``encode`` can produce for an input of this length."""
