@@ -1,0 +1,207 @@
+"""What a configuration says, as records. Written forms, sources and upstream names are read elsewhere.
+
+``None`` for the options of a plugin means its defaults. Every record can be made by hand in a test.
+"""
+
+# No postponed annotations: the binder reads the fields' types at run time.
+# ruff: noqa: RUF009  Share and Duration are numbers, as immutable as any.
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+from lmcache_core.spi import ByteSize, Duration
+
+
+class Share(float):
+    """A part of something, 0 to 1; written ``25%`` or ``0.25``."""
+
+    @classmethod
+    def parse(cls, written: object, /) -> Self:
+        """Read a number or a percentage.
+
+        Raises:
+            ValueError: neither, or outside 0 to 1.
+        """
+        value = -1.0
+        if isinstance(written, (int, float)) and not isinstance(written, bool):
+            value = float(written)
+        elif isinstance(written, str):
+            text = written.strip()
+            try:
+                value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            except ValueError:
+                value = -1.0
+        if not 0 <= value <= 1:
+            raise ValueError(f"not a share: {written!r} (examples: 25%, 0.25)")
+        return cls(value)
+
+
+Quota = ByteSize | Share
+
+
+class WritePolicy(Enum):
+    """When a new chunk reaches a tier."""
+
+    THROUGH = "through"
+    """Before the store is reported done."""
+    BACK = "back"
+    """Soon, in the background."""
+    ON_EVICT = "on-evict"
+    """When it leaves the tier above."""
+
+
+class VerifyHot(Enum):
+    """Which loads from memory check the digest once more; bytes that crossed a medium always do."""
+
+    OFF = "off"
+    SAMPLE = "sample"
+    ALWAYS = "always"
+
+
+class LoadFailure(Enum):
+    """What an engine does with a request whose promised blocks could not be loaded."""
+
+    RECOMPUTE = "recompute"
+    KEEP = "keep"
+    """Leave the engine's own setting alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginChoice:
+    """A plugin by name and an instance of its ``config_type``: a serde, key manager, observer or wrapper."""
+
+    name: str
+    options: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """One tier.
+
+    Attributes:
+        plugin: backend name in the registry, ``NAME`` or ``NAME@DISTRIBUTION``.
+        name: tells two tiers of one plugin apart; unique.
+        options: instance of the backend's ``config_type``.
+        size: hard limit in bytes, all processes of this node together. None is for stores that have their
+            own (``Usage.limit``, or shared ones); the manager refuses a local tier without any.
+        policy: eviction policy.
+        write: when new chunks get here.
+        after_touches: 1 stores at first sight, 2 only what was asked for before.
+        promote: chunks found here are copied into the tiers above.
+        ttl: chunks may be forgotten after this long.
+        deadline: longest wait for one call on a batch; the manager may wait less (cost gate, budgets).
+        quotas: limits of single tenants in this tier, before ``TenantConfig.quota``.
+        serde: encodings in order of encoding; encryption last.
+        wrappers: options of wrappers, by wrapper name; each value an instance of its ``config_type``.
+    """
+
+    plugin: str
+    name: str
+    options: object = None
+    size: ByteSize | None = None
+    policy: str = "lru"
+    policy_options: object = None
+    write: WritePolicy = WritePolicy.THROUGH
+    after_touches: int = 1
+    promote: bool = True
+    ttl: Duration | None = None
+    deadline: Duration = Duration(1.0)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    serde: tuple[PluginChoice, ...] = ()
+    wrappers: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantConfig:
+    """Limits of one tenant; ``default`` stands for every tenant that is not named."""
+
+    quota: Quota | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsConfig:
+    """Which plugins may load.
+
+    Attributes:
+        allow: names that may load; None for every installed one.
+        deny: names that may not, even when allowed.
+        allow_paths: ``module:Class`` is accepted as a plugin name (for development: it runs any code).
+    """
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+    allow_paths: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Tokens to chunks.
+
+    Attributes:
+        chunk_size: tokens under one key; a layout may need more and then says so once.
+        save_partial: store the tail that does not fill a chunk.
+        save_decode: store chunks that consist of generated tokens.
+        min_retrieve_tokens, min_store_tokens: shorter prefixes are not worth it.
+        max_tokens_per_load: most tokens of one load, None for any number.
+        verify_hot: see ``VerifyHot``.
+        exact: refuse lossy tiers.
+        tags_in_key: request tags that separate otherwise equal prefixes.
+        key_managers: plugins that add identity fields.
+        layerwise: load and store layer by layer where the engine can.
+        load_failure: see ``LoadFailure``.
+    """
+
+    chunk_size: int = 256
+    save_partial: bool = False
+    save_decode: bool = False
+    min_retrieve_tokens: int = 0
+    min_store_tokens: int = 0
+    max_tokens_per_load: int | None = None
+    verify_hot: VerifyHot = VerifyHot.SAMPLE
+    exact: bool = False
+    tags_in_key: tuple[str, ...] = ()
+    key_managers: tuple[PluginChoice, ...] = ()
+    layerwise: bool = False
+    load_failure: LoadFailure = LoadFailure.RECOMPUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerConfig:
+    """Shares of resident memory, and the cost gate.
+
+    Attributes:
+        clean_reserve: kept free or clean by writing ahead.
+        dirty_cap: most memory waiting to be written back.
+        offers: most memory leased to requests that have not started.
+        prefetch: most memory for chunks on their way up.
+        staging: kept for encoding and unaligned transfers.
+        quarantine: most memory held back for one vanished client.
+        cost_gate: skip loads and stores that cost more than computing.
+        lookup_budget: most time for asking remote tiers, as a share of the predicted prefill.
+        close_timeout: ``aclose`` gives up on a hung tier after this long.
+    """
+
+    clean_reserve: Share = Share(0.05)
+    dirty_cap: Share = Share(0.25)
+    offers: Share = Share(0.5)
+    prefetch: Share = Share(0.25)
+    staging: Share = Share(0.05)
+    quarantine: Share = Share(0.25)
+    cost_gate: bool = True
+    lookup_budget: Share = Share(0.05)
+    close_timeout: Duration = Duration(10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything. Tiers in lookup order."""
+
+    engine: EngineConfig = EngineConfig()
+    tiers: tuple[TierConfig, ...] = ()
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    plugins: PluginsConfig = PluginsConfig()
+    manager: ManagerConfig = ManagerConfig()
+    observers: tuple[PluginChoice, ...] = ()
+    log_level: str = "info"
