@@ -60,35 +60,38 @@ class PlaneTable:
         blocks: block ids below this are valid in every plane.
         segments: number of segments.
         unit_nbytes: payload bytes of one unit over all planes.
-        packed: ``FIELDS`` int64 per plane: pointer, heads, states, cell bytes, strides of block,
-            state and head, 1 if rows else 0, segment index.
+        packed: the same as int64: planes, segments, states, blocks; then for each plane pointer,
+            heads, cell bytes, strides of block, state and head, 1 if rows else 0, payload bytes of
+            one unit before it; then the first plane of each segment, and the number of planes.
 
     The table holds addresses, not the memory: its owner keeps the engine's tensors alive.
     """
 
     __slots__ = ("blocks", "packed", "segments", "specs", "states", "unit_nbytes")
-    FIELDS = 9
 
     def __init__(self, specs: Sequence[PageSpec], /) -> None:
         self.specs = tuple(specs)
         self.states = self.specs[0].states if self.specs else 1
         self.blocks = min((spec.blocks for spec in self.specs), default=0)
-        self.unit_nbytes = sum(spec.heads * spec.cell_bytes for spec in self.specs)
-        self.segments = 0
-        self.packed = array("q")
+        self.unit_nbytes = 0
+        planes, starts = array("q"), array("q")
         for position, spec in enumerate(self.specs):
-            if position == 0 or spec.layer != self.specs[position - 1].layer:
-                self.segments += 1
             shape = (spec.heads, spec.states, spec.cell_bytes)
             strides = (spec.block_stride, spec.state_stride, spec.head_stride)
             if min(shape) < 1 or min(*strides, spec.blocks, spec.pointer) < 0:
                 raise ValueError(f"plane {position} has an impossible shape: {spec}")
-            single = spec.interior is Interior.STATE
-            if spec.states != self.states or (single and spec.states != 1):
-                expected = 1 if single else self.states
+            expected = 1 if spec.interior is Interior.STATE else self.states
+            if spec.states != self.states or spec.states != expected:
                 raise ValueError(f"plane {position} has {spec.states} states, expected {expected}")
+            if position == 0 or spec.layer != self.specs[position - 1].layer:
+                starts.append(position)
             rows = int(spec.interior is Interior.ROWS)
-            self.packed.extend((spec.pointer, *shape, *strides, rows, self.segments - 1))
+            planes.extend((spec.pointer, spec.heads, spec.cell_bytes, *strides, rows))
+            planes.append(self.unit_nbytes)
+            self.unit_nbytes += spec.heads * spec.cell_bytes
+        self.segments = len(starts)
+        head = (len(self.specs), self.segments, self.states, self.blocks)
+        self.packed = array("q", head) + planes + starts + array("q", [len(self.specs)])
 
     def nbytes(self, count: int, /) -> int:
         """Payload bytes of ``count`` units."""
@@ -301,18 +304,23 @@ def _check(
 def _pieces(
     table: PlaneTable, ids: memoryview, first: int, count: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Offset in the payload, and engine memory, of every cell in payload order."""
+    """Offset in the payload, and engine memory, of every contiguous run, in payload order."""
     at = 0
     for spec in table.specs:
-        rows = spec.interior is Interior.ROWS
+        rows, runs = spec.interior is Interior.ROWS, list[list[int]]()
+        for head, state in product(range(spec.heads), range(1 if rows else spec.states)):
+            offset = state * spec.state_stride + head * spec.head_stride
+            if runs and sum(runs[-1]) == offset:
+                runs[-1][1] += spec.cell_bytes
+            else:
+                runs.append([offset, spec.cell_bytes])
         for position in range(first, first + count, 1 if rows else spec.states):
             block, slot = divmod(position, spec.states)
-            base = spec.pointer + ids[block] * spec.block_stride
-            for head, state in product(range(spec.heads), [slot] if rows else range(spec.states)):
-                address = base + state * spec.state_stride + head * spec.head_stride
-                cell = (ctypes.c_ubyte * spec.cell_bytes).from_address(address)
-                yield at, memoryview(cell).cast("B")
-                at += spec.cell_bytes
+            base = spec.pointer + ids[block] * spec.block_stride + slot * spec.state_stride
+            for offset, nbytes in runs:
+                piece = (ctypes.c_ubyte * nbytes).from_address(base + offset)
+                yield at, memoryview(piece).cast("B")
+                at += nbytes
 
 
 def _segments(table: PlaneTable, count: int, payload: memoryview, seed: int) -> Iterator[bytes]:
