@@ -1,0 +1,76 @@
+"""Threads that may hang in the kernel without taking the process with them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonExecutor:
+    """``lmcache_core.spi.Executor``: at most ``threads`` daemonic threads, started when first needed.
+
+    Unlike the standard library's pool nothing ever joins them, so a process with a hung tier still exits.
+
+    Args:
+        owner: shown in thread names (``OWNER-0``, ...), so that a stack dump tells whose call hangs.
+        threads: most calls running at once; further calls wait in order.
+    """
+
+    def __init__(self, owner: str, threads: int = 4) -> None:
+        if threads < 1:
+            raise ValueError(f"executor of {owner!r} needs at least one thread, got {threads}")
+        self.owner = owner
+        self.threads = threads
+        self._calls: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._changed = threading.Condition()
+        self._started = 0
+        self._free = 0
+        self._closed = False
+
+    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
+        """Queue one call.
+
+        Raises:
+            RuntimeError: closed.
+        """
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"executor of {self.owner!r} is closed")
+            self._calls.append((future, function, args))
+            if len(self._calls) > self._free and self._started < self.threads:
+                name = f"{self.owner}-{self._started}"
+                self._started += 1
+                self._free += 1
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Let threads end once the queue is empty; waits for none of them. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._calls:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                future, function, args = self._calls.popleft()
+                self._free -= 1
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args))
+                except BaseException as error:  # noqa: BLE001  # belongs to whoever waits
+                    future.set_exception(error)
+            del future, function, args  # an idle thread keeps no borrowed memory alive
+            with self._changed:
+                self._free += 1
