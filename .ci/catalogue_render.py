@@ -1,0 +1,216 @@
+"""The texts that follow from the catalogue. Pure functions; .ci/catalogue.py writes what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ROOT_DIST = "lmcache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One table of plugins.toml."""
+
+    kind: str
+    name: str
+    dist: str
+    path: str
+    object: str
+    extra: str = ""
+    status: str = "experimental"
+    reason: str = ""
+    needs: str = ""
+    service: str = ""
+    vendor: bool = False
+
+    @property
+    def package(self) -> str:
+        """Top import package of the object."""
+        return self.object.split(":")[0].split(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """plugins.toml, read."""
+
+    version: str
+    rows: tuple[Row, ...]
+
+    @property
+    def distributions(self) -> list[tuple[str, str, str]]:
+        """(dist, path, extra) of every plugin distribution, once, in file order."""
+        outside = [row for row in self.rows if row.dist != ROOT_DIST and row.status != "retired"]
+        return list(dict.fromkeys((row.dist, row.path, row.extra) for row in outside))
+
+    @property
+    def dists(self) -> list[str]:
+        """Names of the plugin distributions."""
+        return list(dict.fromkeys(dist for dist, _, _ in self.distributions))
+
+    @property
+    def paths(self) -> list[str]:
+        """Folders of the plugin distributions."""
+        return list(dict.fromkeys(path for _, path, _ in self.distributions))
+
+    @property
+    def packages(self) -> list[str]:
+        """Import packages of the plugin distributions."""
+        outside = [row for row in self.rows if row.dist != ROOT_DIST and row.status != "retired"]
+        return list(dict.fromkeys(row.package for row in outside))
+
+
+def extras(catalogue: Catalogue) -> str:
+    """Extras: one per name, plus ``all``."""
+    lines, everything = [], []
+    vendor = {row.dist for row in catalogue.rows if row.vendor}
+    for dist, _, extra in catalogue.distributions:
+        lines.append(f'{extra} = ["{dist}=={catalogue.version}"]\n')
+        if dist not in vendor:
+            everything.append(dist)
+    body = "".join(f'    "{dist}=={catalogue.version}",\n' for dist in dict.fromkeys(everything))
+    return "".join(lines) + f"all = [\n{body}]\n"
+
+
+def entry_points(catalogue: Catalogue) -> str:
+    """Entry points of the root distribution."""
+    out: dict[str, list[str]] = {}
+    for row in catalogue.rows:
+        if row.dist == ROOT_DIST and row.status != "retired":
+            out.setdefault(row.kind, []).append(f'{row.name} = "{row.object}"\n')
+    return "\n".join(
+        f'[project.entry-points."lmcache_core.{kind}"]\n' + "".join(lines)
+        for kind, lines in out.items()
+    )
+
+
+def _listed(names: list[str], indent: str = "    ") -> str:
+    return "".join(f'{indent}"{name}",\n' for name in names)
+
+
+def linter_roots(catalogue: Catalogue) -> str:
+    """Root packages of import-linter."""
+    return "root_packages = [\n" + _listed(["lmcache_core", *catalogue.packages, "lmcache"]) + "]\n"
+
+
+def linter_plugins(catalogue: Catalogue) -> str:
+    """Contracts whose lists are the plugin packages."""
+    packages = catalogue.packages
+    contracts = [
+        "[[tool.importlinter.contracts]]\n"
+        'name = "the core imports no plugin, no tensor library"\n'
+        'type = "forbidden"\n'
+        'source_modules = ["lmcache_core"]\n'
+        "forbidden_modules = [\n" + _listed(["torch", "numpy", "lmcache", *packages]) + "]\n"
+    ]
+    if len(packages) > 1:
+        contracts.append(
+            "[[tool.importlinter.contracts]]\n"
+            'name = "plugins never import each other"\n'
+            'type = "independence"\n'
+            "modules = [\n" + _listed(packages) + "]\n"
+        )
+    return "\n".join(contracts)
+
+
+def siblings(catalogue: Catalogue) -> str:
+    """Constraints: first-party distributions are folders of this tree, never names on an index."""
+    lines = [f"{dist} @ file:./{path}\n" for dist, path, _ in catalogue.distributions]
+    return f"{ROOT_DIST}=={catalogue.version}\n" + "".join(dict.fromkeys(lines))
+
+
+def module(catalogue: Catalogue) -> str:
+    """The generated module: no parsing at run time."""
+    fields = (
+        "kind",
+        "name",
+        "dist",
+        "path",
+        "object",
+        "extra",
+        "status",
+        "reason",
+        "needs",
+        "service",
+    )
+    entries = []
+    for row in catalogue.rows:
+        values = {field: getattr(row, field) for field in fields}
+        body = "".join(f"        {f}={_quote(values[f])},\n" for f in fields if values[f])
+        entries.append(f"    Entry(\n{body}    ),\n")
+    rows = f"(\n{''.join(entries)})" if entries else "()"
+    return f'''"""GENERATED from plugins.toml by .ci/catalogue.py; edit that file and run `make catalogue`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One first-party name: what ships it, where it lies in a checkout, what it needs.
+
+    ``kind`` is the end of the entry-point group ``lmcache_core.KIND``. ``status`` is ``experimental``,
+    ``stable`` or ``retired``; a retired name has a ``reason``. Empty text means none.
+    """
+
+    kind: str
+    name: str
+    dist: str
+    path: str
+    object: str
+    extra: str = ""
+    status: str = "experimental"
+    reason: str = ""
+    needs: str = ""
+    service: str = ""
+
+
+CATALOGUE: tuple[Entry, ...] = {rows}
+'''
+
+
+def _quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def table(catalogue: Catalogue) -> str:
+    """The plugin table in Markdown."""
+    lines = [
+        "| Kind | Name | Distribution | Install | Status | Needs |\n",
+        "| --- | --- | --- | --- | --- | --- |\n",
+    ]
+    for row in catalogue.rows:
+        install = f"`lmcache[{row.extra}]`" if row.extra else "in the core"
+        lines.append(
+            f"| {row.kind} | `{row.name}` | {row.dist} | {install} | {row.status} "
+            f"| {row.reason or row.needs or 'nothing'} |\n"
+        )
+    return "".join(lines)
+
+
+def page(catalogue: Catalogue) -> str:
+    """docs/reference/plugins.md."""
+    return (
+        "# Plugins in this tree\n\n"
+        "Generated from `plugins.toml`; run `make catalogue` after a change there.\n"
+        "`lmcache plugins` prints what is installed here and in which state.\n\n"
+    ) + table(catalogue)
+
+
+RENDERERS: dict[str, Callable[[Catalogue], str]] = {
+    "lmcache_core/_catalogue.py": module,
+    "docs/reference/plugins.md": page,
+}
+
+
+def blocks(catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """Generated blocks inside files that people edit."""
+    return {
+        "pyproject.toml": {
+            "extras": extras(catalogue),
+            "entry points": entry_points(catalogue),
+            "linter roots": linter_roots(catalogue),
+            "linter plugins": linter_plugins(catalogue),
+        },
+        "constraints.txt": {"siblings": siblings(catalogue)},
+        "README.md": {"plugin table": table(catalogue)},
+    }
