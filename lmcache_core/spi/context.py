@@ -44,13 +44,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What ``Files.status`` tells: length, allocated bytes (real blocks), modification time, kind."""
+    """What ``Files.status`` tells: length, allocated bytes (real blocks), modification time, kind, identity."""
 
     nbytes: int
     allocated: int
     modified: float
     is_file: bool
     is_folder: bool
+    inode: int = 0
 
 
 class Files(Protocol):
@@ -68,18 +69,29 @@ class Files(Protocol):
         """Reserve real blocks; ENOSPC is raised here, before anything is written."""
         ...
 
+    def truncate(self, descriptor: int, nbytes: int, /) -> None:
+        """Set the length of an open file."""
+        ...
+
     def sync(self, descriptor: int, /) -> None:
         """Data and length of this file (or the entries of this folder) survive power loss afterwards."""
         ...
 
     def rename(self, source: str, target: str, /) -> None: ...
+    def link(self, source: str, target: str, /) -> None:
+        """Give a file a second name; ``FileExistsError`` when the name is taken."""
+        ...
+
     def unlink(self, path: str, /) -> None: ...
     def mkdir(self, path: str, mode: int = 0o700, /) -> None: ...
     def list(self, path: str, /) -> Sequence[str]:
         """Names in a folder, in no particular order."""
         ...
 
-    def status(self, path: str, /) -> FileStatus: ...
+    def status(self, path: str, /) -> FileStatus:
+        """Describe what the name denotes; a symbolic link is neither file nor folder."""
+        ...
+
     def status_of(self, descriptor: int, /) -> FileStatus: ...
     def free(self, path: str, /) -> int:
         """Bytes an unprivileged writer may still write to the file system holding ``path``."""
