@@ -1,0 +1,1 @@
+"""Memory of a node: arena segments, exact-size extents, the index of values, leases."""
