@@ -1,0 +1,234 @@
+"""What is stored, one record per value, in columns: 1 M values in less than 300 bytes each.
+
+A record is a *slot*: a small integer that stays the same while the value is in the index and is used
+again afterwards, so that policies and other columns can be flat arrays. Keys of one space and group
+share one dictionary keyed by the 32 raw bytes of the digest. Not thread-safe: its owner has a lock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lmcache_core.spi.keys import Key
+
+IDENTITY_NBYTES = 16
+NEVER = float("inf")
+
+
+class Index:
+    """Slots by key, and their columns.
+
+    Columns (read freely, index them by slot; those marked * may be written):
+
+    * ``nbytes``: length of the value.
+    * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
+    * ``tenants``: small number of the tenant, see ``tenant_name``.
+    * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
+    * ``cost``: what recomputing costs.
+    * ``base``, ``generation``, ``leases``, ``places`` *: extents of a pool (only with ``extents``).
+    """
+
+    def __init__(self, *, extents: bool = False) -> None:
+        self._tables: dict[tuple[bytes, int], int] = {}
+        self._slots: list[dict[bytes, int]] = []
+        self._prefixes: list[tuple[bytes, int]] = []
+        self._salts: list[int] = []
+        self._digests: list[bytes | None] = []
+        self._free: list[int] = []
+        self._tenants: dict[str, int] = {}
+        self._names: list[str] = []
+        self._labels: dict[str, set[int]] = {}
+        self._labelled: dict[int, set[str]] = {}
+        self._identity = bytearray()
+        self._table = array("I")
+        self.nbytes = array("Q")
+        self.flags = bytearray()
+        self.tenants = array("I")
+        self.expires = array("d")
+        self.cost = array("f")
+        self.extents = extents
+        self.base = array("Q")
+        self.generation = array("Q")
+        self.leases = array("I")
+        self.places: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._digests) - len(self._free)
+
+    def slots_of(self, keys: Iterable[Key], /) -> list[int]:
+        """Slot of each key, -1 where absent."""
+        found: list[int] = []
+        append = found.append
+        space: bytes | None = None
+        group = -1
+        nothing: dict[bytes, int] = {}
+        get = nothing.get
+        for its_space, digest, its_group in keys:
+            if its_space is not space or its_group != group:
+                space, group = its_space, its_group
+                table = self._tables.get((space, group))
+                get = (nothing if table is None else self._slots[table]).get
+            append(get(digest, -1))
+        return found
+
+    def slot_of(self, key: Key, /) -> int:
+        """Slot of one key, -1 where absent."""
+        table = self._tables.get((key.space, key.group))
+        return -1 if table is None else self._slots[table].get(key.digest, -1)
+
+    def add(
+        self,
+        key: Key,
+        nbytes: int,
+        /,
+        *,
+        identity: bytes = b"",
+        tenant: str = "",
+        expires: float = NEVER,
+        cost: float = 1.0,
+    ) -> int:
+        """Take in an absent key and return its slot.
+
+        Args:
+            identity: 16 bytes, or empty where there is none (all zero then).
+        """
+        space, digest, group = key
+        table = self._tables.get((space, group))
+        if table is None:
+            table = self._add_table(space, group)
+        slots = self._slots[table]
+        assert digest not in slots, f"{key!r} is in the index already"
+        number = self._tenants.get(tenant)
+        if number is None:
+            number = self._tenants[tenant] = len(self._names)
+            self._names.append(tenant)
+        slot = self._free.pop() if self._free else self._grow()
+        slots[digest] = slot
+        self._digests[slot] = digest
+        self._table[slot] = table
+        self.nbytes[slot] = nbytes
+        self.flags[slot] = 0
+        self.tenants[slot] = number
+        self.expires[slot] = expires
+        self.cost[slot] = cost
+        if identity:
+            assert len(identity) == IDENTITY_NBYTES
+            self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES] = identity
+        return slot
+
+    def hide(self, slot: int, /) -> None:
+        """Make the value absent but keep its record until ``remove`` (somebody still reads it)."""
+        digest = self._digests[slot]
+        slots = self._slots[self._table[slot]]
+        if digest is not None and slots.get(digest) == slot:
+            del slots[digest]
+
+    def remove(self, slot: int, /) -> None:
+        """Forget a record; its slot may be used again."""
+        self.hide(slot)
+        self._digests[slot] = None
+        for label in self._labelled.pop(slot, ()):
+            self._labels[label].discard(slot)
+            if not self._labels[label]:
+                del self._labels[label]
+        start = slot * IDENTITY_NBYTES
+        self._identity[start : start + IDENTITY_NBYTES] = bytes(IDENTITY_NBYTES)
+        if self.extents:
+            self.places[slot] = None
+        self._free.append(slot)
+
+    def key(self, slot: int, /) -> Key:
+        """The key of a slot in use."""
+        digest = self._digests[slot]
+        assert digest is not None, f"slot {slot} is empty"
+        space, group = self._prefixes[self._table[slot]]
+        return Key(space, digest, group)
+
+    def visible(self, slot: int, /) -> bool:
+        """Whether the slot is in use and not hidden."""
+        digest = self._digests[slot]
+        return digest is not None and self._slots[self._table[slot]].get(digest) == slot
+
+    def fingerprint(self, key: Key, /) -> int:
+        """64-bit number drawn from a key, for policies."""
+        table = self._tables.get((key.space, key.group))
+        salt = self._salts[table] if table is not None else _salt(key.space, key.group)
+        return int.from_bytes(key.digest[:8], "little") ^ salt
+
+    def identity(self, slot: int, /) -> bytes:
+        """The 16-byte digest given at ``add``."""
+        return bytes(self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES])
+
+    def tenant_name(self, slot: int, /) -> str:
+        return self._names[self.tenants[slot]]
+
+    def slots(self) -> Iterator[int]:
+        """All slots in use, hidden ones too, ascending."""
+        return (slot for slot, digest in enumerate(self._digests) if digest is not None)
+
+    def page(
+        self, after: int, limit: int, /, *, space: bytes | None = None
+    ) -> tuple[list[int], int | None]:
+        """Up to ``limit`` visible slots from ``after`` on, and where to go on (None at the end).
+
+        A value that stays is listed exactly once, whatever else comes and goes between pages.
+        """
+        page: list[int] = []
+        for slot in range(after, len(self._digests)):
+            if self.visible(slot) and (
+                space is None or self._prefixes[self._table[slot]][0] == space
+            ):
+                if len(page) == limit:
+                    return page, slot
+                page.append(slot)
+        return page, None
+
+    def spaces(self) -> set[bytes]:
+        """Key spaces that hold values."""
+        return {
+            space for (space, _), slots in zip(self._prefixes, self._slots, strict=True) if slots
+        }
+
+    def tag(self, slot: int, labels: Iterable[str], /) -> None:
+        """Add labels to a value."""
+        for label in labels:
+            self._labels.setdefault(label, set()).add(slot)
+            self._labelled.setdefault(slot, set()).add(label)
+
+    def tagged(self, label: str, /) -> list[int]:
+        """Slots that carry a label, ascending."""
+        return sorted(self._labels.get(label, ()))
+
+    def tags(self, slot: int, /) -> frozenset[str]:
+        """Labels of a value."""
+        return frozenset(self._labelled.get(slot, ()))
+
+    def _grow(self) -> int:
+        slot = len(self._digests)
+        self._digests.append(None)
+        self._identity.extend(bytes(IDENTITY_NBYTES))
+        self._table.append(0)
+        self.nbytes.append(0)
+        self.flags.append(0)
+        self.tenants.append(0)
+        self.expires.append(NEVER)
+        self.cost.append(1.0)
+        if self.extents:
+            self.base.append(0)
+            self.generation.append(0)
+            self.leases.append(0)
+            self.places.append(None)
+        return slot
+
+    def _add_table(self, space: bytes, group: int) -> int:
+        table = self._tables[space, group] = len(self._slots)
+        self._slots.append({})
+        self._prefixes.append((space, group))
+        self._salts.append(_salt(space, group))
+        return table
+
+
+def _salt(space: bytes, group: int) -> int:
+    return int.from_bytes(space[:8], "little") ^ (group * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
