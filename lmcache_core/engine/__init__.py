@@ -1,0 +1,17 @@
+"""Tokens to chunks to the cache: what every engine integration is built on."""
+
+from lmcache_core.engine.client import CacheClient, Paged, Surface
+from lmcache_core.engine.engine import CacheEngine
+from lmcache_core.engine.forms import Forms
+from lmcache_core.engine.request import Request, Saved, State
+
+__all__ = [
+    "CacheClient",
+    "CacheEngine",
+    "Forms",
+    "Paged",
+    "Request",
+    "Saved",
+    "State",
+    "Surface",
+]

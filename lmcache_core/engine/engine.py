@@ -1,0 +1,133 @@
+"""Tokens to chunks to the cache, for one engine instance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from lmcache_core.config import EngineConfig, VerifyHot
+from lmcache_core.engine.client import CacheClient, Surface
+from lmcache_core.engine.forms import Forms
+from lmcache_core.engine.request import Request, Saved
+from lmcache_core.engine.reuse import Wanted
+from lmcache_core.identity import Extra, Tokens
+from lmcache_core.spi import Damaged, Event, Key
+
+SAMPLE = 64
+"""One hot load out of so many is verified under ``VerifyHot.SAMPLE``."""
+
+
+class CacheEngine:
+    """Requests of one key space against one cache.
+
+    Args:
+        client: the cache.
+        forms: stored forms of the key space.
+        options: chunk rules; ``chunk_size`` is already part of the key space.
+        emit: takes events (damage); may be called from any thread.
+        count: takes (name, tokens) for counters: ``asked``, ``hit``, ``loaded``, ``stored``.
+        wall: Unix seconds for the stamp in new frames.
+    """
+
+    def __init__(
+        self,
+        client: CacheClient,
+        forms: Forms,
+        options: EngineConfig | None = None,
+        /,
+        *,
+        emit: Callable[[Event], None] = lambda event: None,
+        count: Callable[[str, int], None] = lambda name, tokens: None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.client = client
+        self.forms = forms
+        self.options = options or EngineConfig()
+        self.counted = count
+        self._emit = emit
+        self._wall = wall
+        self._loads = 0
+
+    def request(
+        self,
+        id: str,
+        tokens: Tokens,
+        /,
+        *,
+        extras: Iterable[Extra] = (),
+        tags: Sequence[str] = (),
+        skip_load: bool = False,
+        skip_save: bool = False,
+        cost: float = 1.0,
+    ) -> Request:
+        """Begin a request.
+
+        Args:
+            extras: inputs besides token ids, by position.
+            tags: labels for later deletion; part of the key only through the key space.
+            skip_load, skip_save: leave the cache alone in one direction.
+            cost: of computing one chunk, for policies that weigh it.
+
+        Raises:
+            Unkeyable: an input that cannot be named; the request must run without the cache.
+        """
+        return Request(
+            self,
+            id,
+            tokens,
+            extras=extras,
+            tags=tags,
+            skip_load=skip_load,
+            skip_save=skip_save,
+            cost=cost,
+        )
+
+    def lookup(self, tokens: Tokens, /, *, deadline: float | None = None) -> int:
+        """Tell how many leading tokens the cache could supply now, without keeping anything."""
+        request = self.request("", tokens)
+        try:
+            return request.lookup(deadline=deadline)
+        finally:
+            request.end()
+
+    def load(
+        self, tokens: Tokens, surface: Surface, /, *, local: int = 0, deadline: float | None = None
+    ) -> int:
+        """Copy the known prefix into engine memory; returns the token position up to which it is good."""
+        request = self.request("", tokens)
+        try:
+            request.lookup(local=local, deadline=deadline)
+            return request.load(surface, local=local)
+        finally:
+            request.end()
+
+    def store(self, tokens: Tokens, surface: Surface, /, *, tags: Sequence[str] = ()) -> Saved:
+        """Keep the chunks of these tokens, all of which are good in engine memory."""
+        request = self.request("", tokens, tags=tags)
+        try:
+            return request.store(surface, request.tokens)
+        finally:
+            request.end()
+
+    def nbytes(self, want: Wanted, /) -> int:
+        """Payload bytes of one value."""
+        return self.forms.spec(want.group, want.tokens).nbytes
+
+    def asked(self, tokens: int, hit: int, /) -> None:
+        """Count one lookup: all tokens asked for, and those offered."""
+        self.counted("asked", tokens)
+        self.counted("hit", hit)
+
+    def damaged(self, key: Key, reason: str, /) -> None:
+        """Tell observers that a value in memory was not good."""
+        self._emit(Damaged(tier="memory", key=key.text, reason=reason))
+
+    def verify_next(self) -> bool:
+        """Decide whether the next hot load is verified."""
+        self._loads += 1
+        rule = self.options.verify_hot
+        return rule is VerifyHot.ALWAYS or (rule is VerifyHot.SAMPLE and self._loads % SAMPLE == 1)
+
+    def wall(self) -> int:
+        """Whole Unix seconds."""
+        return int(self._wall())
