@@ -8,19 +8,23 @@ Laws (each is a test of ``lmcache_core.testing.BackendTests``):
 * B4 Borrowing. Views belong to the caller, borrowed for the await; afterwards no reference to them is kept.
 * B5 Quiescence. The await does not end, by return, error or cancellation, while anything may still touch
   borrowed memory; after cancellation it ends within ``Capabilities.quiescence_s``.
-* B6 Whole values. A value is visible whole or not at all: after a crash, and to other processes.
+* B6 Whole values, written once. A value is visible whole or not at all: after a crash, and to other
+  processes; a key that is there keeps its bytes.
 * B7 Exact length. ``load`` writes exactly the bytes asked for and leaves the rest of the buffers alone;
-  buffers shorter than that are ``BufferTooSmall`` and untouched.
+  buffers shorter than that are ``BufferTooSmall``, a part that ends after the value is ``Corrupt`` (the value
+  is shorter than its reader knows it to be), and in both cases the buffers are untouched.
 * B8 Acknowledgement. ``STORED`` is said at the durability named by the capability, not earlier.
 * B9 Delete is idempotent and counts what was there.
 * B10 Close is idempotent, closes even when it raises, waits for borrowed memory; afterwards every verb
   raises ``Closed``.
 * B11 Concurrency. Verbs may overlap on one event loop; nothing else is promised or required.
-* B12 Honesty. What ``capabilities`` does not declare raises ``Unsupported``; it never half works.
+* B12 Honesty. What ``capabilities`` does not declare raises ``Unsupported`` (an item's option: is the error of
+  that item); it never half works.
 * B13 No surprises. Threads, clocks, files, randomness and loggers come from the context.
 * B14 Refusal is ordinary. Full or too large is ``Stored(REFUSED)``, never an exception.
 * B15 Repair. After ``delete`` of a damaged value a new ``store`` of its key is accepted and served.
-* B16 Completion. ``done`` is called from the event loop exactly once per item, before the await ends.
+* B16 Completion. ``done`` is called from the event loop exactly once per item, before the await ends; at most
+  once where the await ends by an error or a cancellation.
 """
 
 from __future__ import annotations
@@ -128,7 +132,7 @@ class Load:
     Attributes:
         into: writable, contiguous, one-dimensional byte views.
         offset: 0 unless the backend declares ``ranges``.
-        length: bytes wanted; None means to the end of the value.
+        length: bytes wanted; None means to the end of the value, and is all there is without ``ranges``.
     """
 
     key: Key
@@ -369,6 +373,31 @@ class AbstractBackend(ABC):
     async def unregister(self, region: Region, /) -> None:
         """Undo ``register``; the region may be unmapped afterwards."""
         raise self._unsupported("unregister")
+
+    def screen_load(self, load: Load, /) -> Loaded | None:
+        """Answer a load that asks for what is not declared (B12), else None."""
+        if not self.capabilities.ranges and (load.offset or load.length is not None):
+            return Loaded.failed(self._unsupported("load of a part (ranges)"))
+        if len(load.into) > self.capabilities.iov_max:
+            return Loaded.failed(self._unsupported(f"{len(load.into)} buffers (iov_max)"))
+        return None
+
+    def screen_store(self, store: Store, /) -> Stored | None:
+        """Answer a store that asks for what is not declared (B12) or is too large (B14), else None."""
+        limit = self.capabilities.max_value
+        if store.ttl is not None and not self.capabilities.ttl:
+            return Stored.failed(self._unsupported("ttl"))
+        if len(store.parts) > self.capabilities.iov_max:
+            return Stored.failed(self._unsupported(f"{len(store.parts)} buffers (iov_max)"))
+        if limit is not None and store.nbytes > limit:
+            return Stored.refused(f"too large: {store.nbytes} bytes, at most {limit}")
+        return None
+
+    def screen_batch(self, operation: str, batch: Sequence[Any], /) -> None:
+        """Raise ``Unsupported`` for more items than ``max_batch`` (B12)."""
+        limit = self.capabilities.max_batch
+        if limit is not None and len(batch) > limit:
+            raise self._unsupported(f"{operation} of {len(batch)} items (max_batch {limit})")
 
     def _unsupported(self, verb: str) -> Unsupported:
         return Unsupported(f"{type(self).__name__} does not support {verb}", operation=verb)
