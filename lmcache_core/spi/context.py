@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from lmcache_core.spi.buffers import MemoryOptions, ResidentPool
@@ -126,4 +126,4 @@ class Context:
     files: Files
     emit: Callable[[Event], None]
     create_pool: Callable[[MemoryOptions], ResidentPool]
-    pid: int = os.getpid()
+    pid: int = field(default_factory=os.getpid)
