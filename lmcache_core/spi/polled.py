@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -17,7 +18,7 @@ from lmcache_core.spi.backend import (
     StoreDone,
 )
 from lmcache_core.spi.context import Context
-from lmcache_core.spi.errors import BackendError, Closed
+from lmcache_core.spi.errors import BackendError, Closed, Unavailable
 
 Handle = Any
 R = TypeVar("R", Loaded, Stored)
@@ -27,7 +28,8 @@ class PolledBackend(AbstractBackend):
     """Base for post/check transports; subclasses write ``post_*``, ``check_*``, ``abort`` and the rest.
 
     ``post_load``/``post_store`` start a transfer without blocking and return a handle, or a finished result.
-    ``check`` returns the result once the transport touches the memory no more, else None.
+    ``check_*`` return the result once the transport touches the memory no more, else None. An exception of any
+    of them says the same: the memory is not, or no longer, touched. ``OSError`` becomes ``Unavailable``.
     """
 
     poll_s: ClassVar[float] = 0.0002
@@ -38,6 +40,8 @@ class PolledBackend(AbstractBackend):
         self.config = config
         self.context = context
         self._closed = False
+        self._released = False
+        self._closing = asyncio.Lock()
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,11 +65,22 @@ class PolledBackend(AbstractBackend):
         """Disconnect; called once, when nothing is in flight. Default: nothing to do."""
 
     async def aclose(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        await self._idle.wait()
-        await self.close_transport()
+        async with self._closing:  # a second caller waits until it really is closed
+            if self._released:
+                return
+            self._released = True
+            cancelled = False
+            while not self._idle.is_set():
+                try:
+                    await self._idle.wait()
+                except asyncio.CancelledError:
+                    cancelled = (
+                        True  # B10: nobody calls again, so leave only when everything is released
+                    )
+            await self.close_transport()
+            if cancelled:
+                raise asyncio.CancelledError
 
     async def load(
         self,
@@ -75,9 +90,10 @@ class PolledBackend(AbstractBackend):
         done: LoadDone | None = None,
         deadline: float | None = None,
     ) -> Sequence[Loaded]:
-        return await self._drive(
-            "load", self.post_load, self.check_load, batch, Loaded.failed, done
-        )
+        def post(load: Load) -> Any:
+            return self.screen_load(load) or self.post_load(load)
+
+        return await self._drive("load", post, self.check_load, batch, Loaded.failed, done)
 
     async def store(
         self,
@@ -87,9 +103,16 @@ class PolledBackend(AbstractBackend):
         done: StoreDone | None = None,
         deadline: float | None = None,
     ) -> Sequence[Stored]:
-        return await self._drive(
-            "store", self.post_store, self.check_store, batch, Stored.failed, done
-        )
+        def post(store: Store) -> Any:
+            return self.screen_store(store) or self.post_store(store)
+
+        return await self._drive("store", post, self.check_store, batch, Stored.failed, done)
+
+    def check_open(self, operation: str, batch: Sequence[Any] = (), /) -> None:
+        """Raise ``Closed`` after ``aclose``, ``Unsupported`` for more items than ``max_batch``."""
+        if self._closed:
+            raise Closed(f"{type(self).__name__} is closed", operation=operation)
+        self.screen_batch(operation, batch)
 
     async def _drive(
         self,
@@ -100,28 +123,28 @@ class PolledBackend(AbstractBackend):
         failed: Callable[[BackendError], R],
         done: Callable[[int, R], None] | None,
     ) -> Sequence[R]:
-        if self._closed:
-            raise Closed(f"{type(self).__name__} is closed", operation=operation)
+        self.check_open(operation, batch)
         results: list[R | None] = [None] * len(batch)
         handles: dict[int, Handle] = {}
+
+        def attempt(step: Callable[[Any], Any], argument: Any) -> Any:
+            try:
+                return step(argument)
+            except BackendError as error:
+                return failed(error)
+            except OSError as error:
+                return failed(Unavailable(f"{operation} failed: {error}", operation=operation))
 
         def finish(index: int, result: R) -> None:
             results[index] = result
             if done is not None:
                 done(index, result)
 
-        def attempt(index: int, step: Callable[[Any], Any], argument: Any) -> Any:
-            try:
-                return step(argument)
-            except BackendError as error:
-                return failed(error)
-
         self._active += 1
         self._idle.clear()
-        cancelled = False
         try:
             for index, item in enumerate(batch):
-                outcome = attempt(index, post, item)
+                outcome = attempt(post, item)
                 if isinstance(outcome, (Loaded, Stored)):
                     finish(index, outcome)  # type: ignore[arg-type]  # the verb decides which of the two
                 else:
@@ -129,26 +152,35 @@ class PolledBackend(AbstractBackend):
             pause = self.poll_s
             while handles:
                 for index, handle in list(handles.items()):
-                    outcome = attempt(index, check, handle)
+                    outcome = attempt(check, handle)
                     if outcome is not None:
                         del handles[index]
                         finish(index, outcome)
                         pause = self.poll_s
-                if not handles:
-                    break
-                try:
+                if handles:
                     await self.context.clock.sleep(pause)
-                except asyncio.CancelledError:
-                    # B5: the transport may still write into borrowed memory; leave only when it cannot.
-                    if not cancelled:
-                        cancelled = True
-                        for handle in handles.values():
-                            self.abort(handle)
                 pause = min(pause * 2, self.poll_max_s)
         finally:
+            await self._drain(list(handles.values()), check)
             self._active -= 1
             if not self._active:
                 self._idle.set()
-        if cancelled:
-            raise asyncio.CancelledError
         return [result for result in results if result is not None]
+
+    async def _drain(self, handles: list[Handle], check: Callable[[Handle], Any]) -> None:
+        """B5: whatever ended the await, the transport may still write into borrowed memory; wait until not."""
+        for handle in handles:
+            asyncio.get_running_loop().call_soon(
+                self.abort, handle
+            )  # an exception in it is only logged
+        while handles:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.context.clock.sleep(self.poll_s)
+            handles = [handle for handle in handles if not _ended(check, handle)]
+
+
+def _ended(check: Callable[[Handle], Any], handle: Handle) -> bool:
+    try:
+        return check(handle) is not None
+    except Exception:  # noqa: BLE001  # plugin code: any exception means that the transfer has ended
+        return True
