@@ -1,5 +1,49 @@
-.PHONY: catalogue
-PY := .venv/bin/python
+# One front door. `make` alone lists the targets; the README's two commands are `make demo` and `make test`.
+# Everything left over lies in .venv and .lmcache-work; `make clean` removes both.
 
-catalogue:  ## write what follows from plugins.toml
-	$(PY) .ci/catalogue.py sync
+PYTHON ?= python3
+PY := .venv/bin/python
+WORK := .lmcache-work
+STAGE := $(PY) .ci/stage.py
+PYTEST_ARGS ?=
+SEED ?=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(WORK)/pycache
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(WORK)/hypothesis
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench bench-storage check sim catalogue clean
+
+help:
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
+	@echo 'make nightly-PART     one long part alone: storage daemon vllm tiers serdes faults install'
+
+setup:  ## make .venv and install this tree into it; nothing to do when nothing changed
+	@$(PYTHON) .ci/setup.py
+
+demo: setup  ## show what is here: the registry, and bytes through the memory tier
+	@$(PY) examples/round_trip.py
+
+test: setup  ## every test; needs neither root nor a service started by hand
+	@$(STAGE) tests 420 -- $(PY) -m pytest -q $(PYTEST_ARGS)
+
+check: setup  ## lint, format, types, layering, catalogue, docs
+	@$(PY) .ci/check.py
+
+bench: setup  ## measure what the README claims, as ratios in one run
+	@$(PY) .ci/nightly.py bench
+
+bench-storage: setup  ## the storage part of the benchmarks
+	@$(PY) .ci/nightly.py bench-storage
+
+sim: setup  ## simulated histories of the storage manager; SEED=n replays one
+	@$(PY) .ci/nightly.py sim $(SEED)
+
+nightly-%: setup
+	@$(PY) .ci/nightly.py $*
+
+catalogue: setup  ## write what follows from plugins.toml and from declarations
+	@$(PY) .ci/catalogue.py sync
+	@$(PY) .ci/docs.py sync
+
+clean:  ## remove the environment and everything left over
+	rm -rf .venv $(WORK)

@@ -210,15 +210,15 @@ def main(arguments: list[str]) -> int:
         print(f"catalogue: {error}", file=sys.stderr)
         return 1
     stale = 0
-    for path, text in wanted.items():
-        have = path.read_text() if path.exists() else ""
+    for file, text in wanted.items():
+        have = file.read_text() if file.exists() else ""
         if have == text:
             continue
         stale += 1
-        name = path.relative_to(ROOT).as_posix()
+        name = file.relative_to(ROOT).as_posix()
         if command == "sync":
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
             print(f"catalogue: wrote {name}")
         else:
             sys.stdout.writelines(

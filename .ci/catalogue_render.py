@@ -115,7 +115,7 @@ def linter_plugins(catalogue: Catalogue) -> str:
 
 def siblings(catalogue: Catalogue) -> str:
     """Constraints: first-party distributions are folders of this tree, never names on an index."""
-    lines = [f"{dist} @ file:./{path}\n" for dist, path, _ in catalogue.distributions]
+    lines = [f"{dist} @ file://${{PWD}}/{path}\n" for dist, path, _ in catalogue.distributions]
     return f"{ROOT_DIST}=={catalogue.version}\n" + "".join(dict.fromkeys(lines))
 
 
