@@ -1,0 +1,135 @@
+"""Replay of prefix traces against a policy, as the index of a tier would use it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcache_core.spi.policy import EvictionPolicy
+
+Requests = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Outcome of one replay.
+
+    Attributes:
+        asked: blocks asked for.
+        hits: blocks in unbroken runs from the front.
+        calls: slots touched, inserted and removed.
+    """
+
+    asked: int
+    hits: int
+    calls: int
+
+    @property
+    def rate(self) -> float:
+        """Share of blocks that were hits."""
+        return self.hits / self.asked if self.asked else 0.0
+
+
+def read_trace(path: Path) -> list[list[int]]:
+    """Block ids of each request of a Mooncake trace (gzip, JSON lines)."""
+    with gzip.open(path) as lines:
+        return [json.loads(line)["hash_ids"] for line in lines]
+
+
+def distinct(requests: Requests) -> int:
+    """Blocks an endless cache would hold."""
+    return len({block for request in requests for block in request})
+
+
+def replay(
+    policy: EvictionPolicy,
+    requests: Requests,
+    capacity: int,
+    *,
+    nbytes: Callable[[int], int] = lambda block: 1,
+    hints: Sequence[Sequence[int]] | None = None,
+    check_every: int = 0,
+) -> Replayed:
+    """Drive a policy: touch what is there leaf to root, insert the rest root to leaf, touch all.
+
+    Args:
+        policy: made for ``capacity``.
+        capacity: in the unit of ``nbytes``; a block larger than that is not kept.
+        hints: per request the blocks said to return, given after the request was served.
+        check_every: requests between two calls of ``check``; 0 for never.
+    """
+    slots: dict[int, int] = {}
+    blocks: list[int] = []  # by slot
+    free: list[int] = []
+    asked = hits = calls = used = 0
+    busy = _never
+    for number, request in enumerate(requests):
+        asked += len(request)
+        run = 0
+        for block in request:
+            if block not in slots:
+                break
+            run += 1
+        hits += run
+        held = [slots[block] for block in reversed(request) if block in slots]
+        missing = [block for block in request if block not in slots]
+        policy.touch(held)
+        calls += len(held)
+        for block in missing:
+            fingerprint, size = fingerprint_of(block), nbytes(block)
+            if block in slots or size > capacity or not policy.admit(fingerprint, size):
+                continue
+            while used + size > capacity:
+                slot = policy.victim(busy)
+                assert slot is not None, "no victim although nothing is busy"
+                policy.remove(slot, evicted=True)
+                used -= nbytes(blocks[slot])
+                del slots[blocks[slot]]
+                free.append(slot)
+                calls += 1
+            if free:
+                slot = free.pop()
+                blocks[slot] = block
+            else:
+                slot = len(blocks)
+                blocks.append(block)
+            slots[block] = slot
+            used += size
+            policy.insert(slot, fingerprint, size, 1.0)
+            calls += 1
+        if missing:
+            held = [slots[block] for block in reversed(request) if block in slots]
+            policy.touch(held)
+            calls += len(held)
+        if hints is not None:
+            policy.hint([slots[b] for b in reversed(hints[number]) if b in slots])
+        if check_every and number % check_every == 0:
+            policy.check()
+    return Replayed(asked, hits, calls)
+
+
+def oracle_hints(requests: Requests, *, right: float = 1.0, seed: int = 0) -> list[list[int]]:
+    """Per request the blocks that will be asked for again, each bit right with this probability."""
+    rng = random.Random(seed)
+    later: set[int] = set()
+    hints: list[list[int]] = []
+    for request in reversed(requests):
+        hints.append([b for b in request if (b in later) is (rng.random() < right)])
+        later.update(request)
+    return hints[::-1]
+
+
+def fingerprint_of(block: int) -> int:
+    """64 well-mixed bits for a small number (the finaliser of splitmix64)."""
+    mixed = (block + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return mixed ^ mixed >> 31
+
+
+def _never(slot: int) -> bool:
+    return False
