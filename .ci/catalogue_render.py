@@ -14,9 +14,9 @@ class Row:
 
     kind: str
     name: str
-    dist: str
-    path: str
     object: str
+    dist: str = ROOT_DIST
+    path: str = "."
     extra: str = ""
     status: str = "experimental"
     reason: str = ""
@@ -187,6 +187,25 @@ def table(catalogue: Catalogue) -> str:
     return "".join(lines)
 
 
+def summary(catalogue: Catalogue) -> str:
+    """One line per distribution, for the README."""
+    lines = [
+        "| Distribution | Offers | Install | Needs |\n",
+        "| --- | --- | --- | --- |\n",
+    ]
+    for dist in (ROOT_DIST, *catalogue.dists):
+        rows = [row for row in catalogue.rows if row.dist == dist and row.status != "retired"]
+        kinds = dict.fromkeys(row.kind for row in rows)
+        offers = "; ".join(
+            f"{kind.replace('_', ' ')}: " + ", ".join(f"`{r.name}`" for r in rows if r.kind == kind)
+            for kind in kinds
+        )
+        install = f"`.[{rows[0].extra}]`" if rows and rows[0].extra else "`.`"
+        needs = next((row.needs for row in rows if row.needs), "nothing else")
+        lines.append(f"| {dist} | {offers} | {install} | {needs} |\n")
+    return "".join(lines)
+
+
 def page(catalogue: Catalogue) -> str:
     """docs/reference/plugins.md."""
     return (
@@ -212,5 +231,5 @@ def blocks(catalogue: Catalogue) -> dict[str, dict[str, str]]:
             "linter plugins": linter_plugins(catalogue),
         },
         "constraints.txt": {"siblings": siblings(catalogue)},
-        "README.md": {"plugin table": table(catalogue)},
+        "README.md": {"plugin table": summary(catalogue)},
     }

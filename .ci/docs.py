@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -109,15 +108,13 @@ PAGES: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def pages() -> list[Path]:
-    """Every Markdown file that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+    """Every Markdown file of the tree; what is hidden or built is not part of it."""
+    skipped = ("build", "dist", "node_modules")
+    return sorted(
+        page
+        for page in ROOT.rglob("*.md")
+        if not any(p.startswith(".") or p in skipped for p in page.relative_to(ROOT).parts)
     )
-    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).exists()]
 
 
 def complaints() -> list[str]:

@@ -23,4 +23,69 @@ class Entry:
     service: str = ""
 
 
-CATALOGUE: tuple[Entry, ...] = ()
+CATALOGUE: tuple[Entry, ...] = (
+    Entry(
+        kind="policies",
+        name="lru",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.policies.lru:LRU",
+        status="stable",
+    ),
+    Entry(
+        kind="policies",
+        name="fifo",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.policies.fifo:FIFO",
+        status="stable",
+    ),
+    Entry(
+        kind="policies",
+        name="mru",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.policies.mru:MRU",
+        status="stable",
+    ),
+    Entry(
+        kind="policies",
+        name="arc",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.policies.arc:ARC",
+        status="stable",
+    ),
+    Entry(
+        kind="wrappers",
+        name="limit",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.wrappers.limit:Limit",
+        status="experimental",
+    ),
+    Entry(
+        kind="wrappers",
+        name="breaker",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.wrappers.breaker:Breaker",
+        status="experimental",
+    ),
+    Entry(
+        kind="wrappers",
+        name="retry",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.wrappers.retry:Retry",
+        status="experimental",
+    ),
+    Entry(
+        kind="wrappers",
+        name="check",
+        dist="lmcache",
+        path=".",
+        object="lmcache_core.wrappers.check:Check",
+        status="experimental",
+    ),
+)
