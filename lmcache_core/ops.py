@@ -40,7 +40,10 @@ DIGEST_NBYTES = 16
 """Length of one segment digest (xxh3-128, most significant byte first)."""
 CHAIN_NBYTES = 32
 """Length of one chunk digest (SHA-256)."""
-NAMES = tuple("copy digest copy_and_digest chain pack_tokens gather scatter populate".split())
+NAMES = (
+    *("copy", "digest", "copy_and_digest", "chain"),
+    *("pack_tokens", "gather", "scatter", "populate"),
+)
 """What an implementation must offer, besides ``INSTRUCTIONS: str``."""
 
 _NO_EXTRAS = bytes(4)
@@ -346,7 +349,7 @@ def _choose() -> tuple[Any, str]:
         for name in NAMES:
             getattr(native, name)
         return native, f"native: {native.INSTRUCTIONS}"
-    except Exception as error:  # plugin load boundary: a broken extension may raise anything
+    except Exception as error:  # noqa: BLE001  plugin load boundary: it may raise anything
         reason = f"lmcache-native does not load: {type(error).__name__}: {error}"
         logging.getLogger(__name__).warning("%s; falling back to slow pure Python", reason)
         return Reference, f"python, because {reason}"
