@@ -7,6 +7,7 @@ from typing import Any
 
 from lmcache_core.spi.backend import (
     AbstractBackend,
+    Capabilities,
     Found,
     Load,
     LoadDone,
@@ -35,7 +36,7 @@ class Wrapper(AbstractBackend):
 
     async def open(self) -> None:
         await self.inner.open()
-        self.capabilities = self.inner.capabilities
+        self.capabilities: Capabilities = self.inner.capabilities
 
     async def aclose(self) -> None:
         await self.inner.aclose()
