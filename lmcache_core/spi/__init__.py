@@ -101,6 +101,8 @@ from lmcache_core.spi.layout import (
     PageSpec,
     Reuse,
     SegmentSpec,
+    TensorLike,
+    page_spec,
 )
 from lmcache_core.spi.policy import (
     EvictionPolicy,
@@ -118,6 +120,8 @@ from lmcache_core.spi.wrapper import (
 )
 
 __all__ = [
+    "TensorLike",
+    "page_spec",
     "DIGEST_NBYTES",
     "MISSED",
     "PLUGIN_API",

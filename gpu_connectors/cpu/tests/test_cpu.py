@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from lmcache_core.engine.tensors import page_spec
-from lmcache_core.spi import Interior, PageSpec
 from lmcache_gpu_cpu import CPUConnector
+
+from lmcache_core.spi import Interior, PageSpec, page_spec
 
 LAYERS, BLOCKS, HEADS, SLOTS, WIDTH = 3, 7, 2, 4, 8
 ORDERS = ["lbnhc", "lbhnc", "lhbnc", "blhnc", "blnhc", "bhlnc"]
@@ -15,7 +15,7 @@ TABLE = [5, 2, 6]
 
 def engine_memory(order: str, *, fill: bool) -> torch.Tensor:
     """Keys and values side by side in a cell, [layer, block, head, slot, 2 * width], in physical ``order``."""
-    size = dict(l=LAYERS, b=BLOCKS, h=HEADS, n=SLOTS, c=2 * WIDTH)
+    size = {"l": LAYERS, "b": BLOCKS, "h": HEADS, "n": SLOTS, "c": 2 * WIDTH}
     shape = [size[axis] for axis in order]
     memory = torch.randn(shape) if fill else torch.full(shape, -1.0)
     return memory.permute([order.index(axis) for axis in "lbhnc"])
@@ -51,10 +51,11 @@ def test_packed_rows_equal_indexing_in_every_physical_order(order, first, count)
     into = bytearray(LAYERS * 2 * count * HEADS * WIDTH * 4)
     copied = connector.pack(0, TABLE, first, count, memoryview(into), seed=3).wait()
     assert bytes(into) == expected(memory, first, count)
-    assert copied is not None and len(copied.digests or b"") == 16 * LAYERS
+    assert copied is not None
+    assert len(copied.digests or b"") == 16 * LAYERS
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.product(ORDERS[::2], ORDERS[1::2]))
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(ORDERS[::2], ORDERS[1::2])))
 def test_what_one_layout_packed_another_unpacks_and_nothing_else_changes(source, target) -> None:
     there, here = engine_memory(source, fill=True), engine_memory(target, fill=False)
     sender, receiver = CPUConnector(), CPUConnector()
@@ -66,7 +67,8 @@ def test_what_one_layout_packed_another_unpacks_and_nothing_else_changes(source,
     done = receiver.unpack(
         0, TABLE, 3, 6, memoryview(payload), seed=9, digests=copied.digests
     ).wait()
-    assert done is not None and done.bad_segment == -1
+    assert done is not None
+    assert done.bad_segment == -1
     wanted = torch.full_like(there, -1.0)
     for token in range(3, 9):
         at = (slice(None), TABLE[token // SLOTS], slice(None), token % SLOTS)
@@ -85,7 +87,8 @@ def test_a_flipped_bit_is_reported_with_its_segment() -> None:
     done = connector.unpack(
         0, TABLE, 0, 12, memoryview(payload), seed=1, digests=copied.digests
     ).wait()
-    assert done is not None and done.bad_segment == 1
+    assert done is not None
+    assert done.bad_segment == 1
 
 
 def test_one_layer_alone_is_its_slice_of_the_whole() -> None:
