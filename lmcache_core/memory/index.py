@@ -57,6 +57,11 @@ class Index:
     def __len__(self) -> int:
         return len(self._digests) - len(self._free)
 
+    @property
+    def visible_count(self) -> int:
+        """Values that can be found."""
+        return sum(map(len, self._slots))
+
     def slots_of(self, keys: Iterable[Key], /) -> list[int]:
         """Slot of each key, -1 where absent."""
         found: list[int] = []
@@ -160,6 +165,10 @@ class Index:
     def identity(self, slot: int, /) -> bytes:
         """The 16-byte digest given at ``add``."""
         return bytes(self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES])
+
+    def tenant_number(self, name: str, /) -> int:
+        """What ``tenants`` holds for a tenant, -1 for one never seen."""
+        return self._tenants.get(name, -1)
 
     def tenant_name(self, slot: int, /) -> str:
         return self._names[self.tenants[slot]]

@@ -1,3 +1,202 @@
-"""Owned rights to memory: reservations, leases, and the process that may hold them."""
+"""Owned rights to memory: reservations, leases, and the process that may hold them.
+
+Every right names its owner; there are no bare counters. What a pool counts per value is derived from these objects
+and compared with them by ``Pool.check``.
+"""
 
 from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import overload
+
+from lmcache_core.memory.arena import Arena
+from lmcache_core.memory.index import Index
+from lmcache_core.memory.slabs import Slab
+from lmcache_core.spi.buffers import Extent
+from lmcache_core.spi.keys import Key
+
+NO_KEY = Key(b"", b"")
+"""The key of staging memory."""
+
+
+class State(IntEnum):
+    """Where a ``Held`` is in its life."""
+
+    RESERVED = 0
+    STAGING = 1
+    QUARANTINED = 2
+    DONE = 3
+
+
+class Held:
+    """Memory promised to one writer (``spi.Reservation``), or staging memory when its key is ``NO_KEY``."""
+
+    __slots__ = (
+        "_arena", "cost", "fingerprint", "generation", "key", "nbytes", "owner", "position", "slab",
+        "state", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self, arena: Arena, key: Key, nbytes: int, slab: Slab, position: int, owner: object
+    ) -> None:
+        self._arena = arena
+        self.key = key
+        self.nbytes = nbytes
+        self.slab = slab
+        self.position = position
+        self.owner = owner
+        self.generation = arena.segments[slab.segment].generation(self.base)
+        self.state = State.RESERVED
+        self.tenant = ""
+        self.cost = 1.0
+        self.fingerprint = 0
+
+    @property
+    def base(self) -> int:
+        """Offset in the segment."""
+        return self.slab.base + self.position * self.slab.size
+
+    @property
+    def extent(self) -> Extent:
+        """Where the bytes lie; stays valid until ``commit`` or ``abort``."""
+        return Extent(self.slab.segment, self.base, self.nbytes, self.generation)
+
+    @property
+    def view(self) -> memoryview:
+        """Writable bytes, exactly as many as were asked for.
+
+        Raises:
+            ValueError: the reservation has ended.
+        """
+        if self.state is State.DONE:
+            raise ValueError(f"reservation of {self.key!r} has ended")
+        return self._arena.view(self.slab.segment, self.base, self.nbytes)
+
+    def __repr__(self) -> str:
+        return f"Held({self.key!r}, {self.nbytes} bytes, {self.state.name.lower()})"
+
+
+class Loan:
+    """Right to read one value in place (``spi.Lease``): one item of ``Leases``."""
+
+    __slots__ = ("batch", "position")
+
+    def __init__(self, batch: Leases, position: int) -> None:
+        self.batch = batch
+        self.position = position
+
+    @property
+    def key(self) -> Key:
+        return self.batch.keys[self.position]
+
+    @property
+    def owner(self) -> object:
+        return self.batch.owner
+
+    @property
+    def held(self) -> bool:
+        """False once it was released."""
+        return self.batch.slots[self.position] >= 0
+
+    @property
+    def extent(self) -> Extent:
+        slot, index = self._slot(), self.batch.columns
+        slab: Slab = index.places[slot]
+        return Extent(slab.segment, index.base[slot], index.nbytes[slot], index.generation[slot])
+
+    @property
+    def identity(self) -> bytes:
+        return self.batch.columns.identity(self._slot())
+
+    @property
+    def view(self) -> memoryview:
+        """Read-only bytes of the value.
+
+        Raises:
+            ValueError: the lease has ended (also ``extent`` and ``identity``).
+        """
+        slot, index = self._slot(), self.batch.columns
+        slab: Slab = index.places[slot]
+        view = self.batch.arena.view(slab.segment, index.base[slot], index.nbytes[slot])
+        return view.toreadonly()
+
+    def _slot(self) -> int:
+        slot = self.batch.slots[self.position]
+        if slot < 0:
+            raise ValueError(f"lease of {self.key!r} has ended")
+        return slot
+
+    def __repr__(self) -> str:
+        return f"Loan({self.key!r}, {'held' if self.held else 'ended'})"
+
+
+class Leases(Sequence["Loan | None"]):
+    """Leases granted together, None where there was nothing; items are made when asked for.
+
+    ``slots`` names the record of each item, -1 for a miss and for what was released; ``left`` are held.
+    """
+
+    __slots__ = ("arena", "columns", "keys", "left", "owner", "slots")
+
+    def __init__(
+        self, index: Index, arena: Arena, keys: Sequence[Key], slots: list[int], owner: object
+    ) -> None:
+        self.columns = index
+        self.arena = arena
+        self.keys = keys
+        self.slots = slots
+        self.left = len(slots) - slots.count(-1)
+        self.owner = owner
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @overload
+    def __getitem__(self, at: int, /) -> Loan | None: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> list[Loan | None]: ...
+    def __getitem__(self, at: int | slice, /) -> Loan | list[Loan | None] | None:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self.slots)))]
+        slot = self.slots[at]
+        return Loan(self, at % len(self.slots)) if slot >= 0 else None
+
+    def leading(self) -> int:
+        """How many items from the start on are leased: the length of the hit."""
+        return self.slots.index(-1) if -1 in self.slots else len(self.slots)
+
+
+class OwnerProcess:
+    """A client process as an owner: ``gone`` is the proof that ``Pool.close_owner`` asks for.
+
+    Args:
+        pidfd: from ``os.pidfd_open`` or sent by the client itself; closed by ``close``.
+    """
+
+    __slots__ = ("_pidfd", "_poll", "name")
+
+    def __init__(self, pidfd: int, name: str = "") -> None:
+        self._pidfd = pidfd
+        self.name = name
+        self._poll: select.poll | None = select.poll()
+        self._poll.register(pidfd, select.POLLIN)
+
+    def fileno(self) -> int:
+        """Readable when the process has ended; for ``select`` and event loops."""
+        return self._pidfd
+
+    def gone(self) -> bool:
+        """Whether the process has ended: stopped or disconnected is not gone."""
+        return self._poll is None or bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        """Give the descriptor back once the process is gone; idempotent."""
+        if self._poll is not None and self.gone():
+            self._poll = None
+            os.close(self._pidfd)
+
+    def __repr__(self) -> str:
+        return f"OwnerProcess({self.name or self._pidfd})"

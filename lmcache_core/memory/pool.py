@@ -5,56 +5,22 @@ value. Time ends nothing: a reservation ends by ``commit`` or ``abort``, a lease
 both by ``close_owner`` with proof that the owner is gone. The identity
 ``free + clean + dirty + reserved + staging + quarantined == capacity`` is what ``check`` asserts.
 
-One lock; every batch holds it once, and no call waits for memory or I/O.
+One lock; every batch holds it once, and no call waits for memory or I/O. Owners are any hashable objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from threading import Lock
 
+from lmcache_core.memory.accounting import Accounting, check, take_stock
 from lmcache_core.memory.arena import Arena
-from lmcache_core.memory.leases import Held, Leases
+from lmcache_core.memory.index import IDENTITY_NBYTES
+from lmcache_core.memory.leases import NO_KEY, Held, Leases, Loan, State
+from lmcache_core.memory.ledger import DIRTY, Ledger, padded
 from lmcache_core.spi.buffers import Extent, Lease, Refusal, Reservation
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class Accounting:
-    """Where every byte of a pool is, at one instant; extents count with their padding.
-
-    Attributes:
-        free: no value, no promise (unused part of the staging reserve included).
-        clean, dirty: visible values; dirty ones have not reached a lower tier yet.
-        reserved: promised to a writer.
-        staging: lent without a key.
-        quarantined: invisible, but somebody may still touch it.
-        leased: part of clean and dirty that is leased (a flag, no term of the identity).
-        internal: padding inside extents (part of the terms above).
-        stranded: free bytes in slabs of other sizes and in runs shorter than any live class.
-        values: number of visible values.
-        clean_short: bytes to be written ahead so that clean + free reaches the clean reserve.
-        dirty_room: bytes that may still become dirty.
-        dirty_refused: commits that asked for dirty beyond the cap and became clean instead.
-        populated: bytes of the arena that are backed by real memory.
-    """
-
-    capacity: int
-    free: int
-    clean: int
-    dirty: int
-    reserved: int
-    staging: int
-    quarantined: int
-    leased: int
-    internal: int
-    stranded: int
-    values: int
-    clean_short: int
-    dirty_room: int
-    dirty_refused: int
-    populated: int
 
 
 class Pool:
@@ -64,12 +30,16 @@ class Pool:
         arena: the bytes; the pool owns it and closes it.
         policy: who leaves; called under the pool's lock only.
         staging: bytes of the arena kept apart for ``stage``.
-        quotas: bytes a tenant may hold (visible and reserved); ``default_quota`` for all others.
+        quotas: bytes a tenant may hold, padding included; ``default_quota`` for all others.
         dirty_share: cap of dirty bytes as a share of the capacity.
         clean_share: share of the capacity that should be clean or free.
         quarantine_share: share of the capacity one closed owner may hold before it gets nothing new.
         now: clock for expiry; without it values never expire.
         on_evict: told the keys (and their padded bytes) that left under pressure, outside the lock.
+
+    Attributes:
+        arena: the bytes, for handing segments to other processes.
+        frozen: while True every ``reserve`` of a new key is ``UNWANTED``; reads go on.
     """
 
     def __init__(
@@ -85,13 +55,28 @@ class Pool:
         quarantine_share: float = 0.25,
         now: Callable[[], float] | None = None,
         on_evict: Callable[[Sequence[Key], int], None] | None = None,
-    ) -> None: ...
-
-    frozen: bool
-    """While True every ``reserve`` of a new key is ``UNWANTED``; reads go on."""
+    ) -> None:
+        self.arena = arena
+        self.frozen = False
+        self._ledger = Ledger(arena, policy, staging)
+        self._ledger.dirty_cap = int(arena.capacity * dirty_share)
+        self._ledger.now = now
+        self._clean_reserve = int(arena.capacity * clean_share)
+        self._quarantine_cap = int(arena.capacity * quarantine_share)
+        self._on_evict = on_evict
+        self._lock = Lock()
+        self.set_quotas(quotas or {}, default_quota)
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Bytes of the arena, staging included."""
+        return self.arena.capacity
+
+    def set_quotas(self, quotas: Mapping[str, int], default: int | None = None) -> None:
+        """Change the quotas; a tenant over its new one shrinks at its next ``reserve``."""
+        with self._lock:
+            self._ledger.quotas = dict(quotas)
+            self._ledger.default_quota = default
 
     def reserve(
         self,
@@ -101,13 +86,41 @@ class Pool:
         *,
         tenant: str = "",
         cost: float = 1.0,
-    ) -> Sequence[Reservation | Refusal]:
+    ) -> list[Held | Refusal]:
         """Promise memory, evicting clean and unleased values; grants the longest fitting prefix.
 
         After the first ``FULL`` nothing later is granted. Values of this batch that are present are
         never evicted for it.
         """
-        ...
+        answers: list[Held | Refusal] = []
+        ledger, leases = self._ledger, self._ledger.index.leases
+        with self._lock:
+            slots = ledger.visible([key for key, _ in wants])
+            present = [slot for slot in slots if slot >= 0]
+            for slot in present:
+                leases[slot] += 1  # no eviction of this very prefix; undone below
+            barred = self.frozen or self._over_cap(owner)
+            full = False
+            for (key, nbytes), slot in zip(wants, slots, strict=True):
+                answer: Held | Refusal
+                if slot >= 0:
+                    answer = Refusal.PRESENT
+                elif key in ledger.pending:
+                    answer = Refusal.PENDING
+                elif barred:
+                    answer = Refusal.UNWANTED
+                elif full:
+                    answer = Refusal.FULL
+                else:
+                    answer = ledger.reserve(key, nbytes, owner, tenant, cost)
+                    full = answer is Refusal.FULL
+                answers.append(answer)
+            for slot in present:
+                leases[slot] -= 1
+            evicted, ledger.evicted = ledger.evicted, []
+        if evicted and self._on_evict is not None:
+            self._on_evict([key for key, _ in evicted], sum(size for _, size in evicted))
+        return answers
 
     def commit(
         self,
@@ -119,11 +132,13 @@ class Pool:
         tags: Iterable[str] = (),
         expires: float | None = None,
     ) -> bool:
-        """Make a filled value visible. False: it was aborted or quarantined meanwhile; the memory is free.
+        """Make a filled value visible. False: it was aborted or quarantined; its memory is free now.
 
-        Beyond the dirty cap a value becomes clean at once (see ``dirty_keys``) and is counted.
+        Beyond the dirty cap a value becomes clean at once (it is not among ``dirty_keys``), counted.
         """
-        ...
+        return self.commit_batch(
+            (reservation,), (identity,), dirty=dirty, tags=tags, expires=expires
+        )[0]
 
     def commit_batch(
         self,
@@ -136,69 +151,136 @@ class Pool:
         expires: float | None = None,
     ) -> list[bool]:
         """``commit`` for chunks of one prefix in order; the policy sees them leaf first, root last."""
-        ...
+        if any(len(identity) != IDENTITY_NBYTES for identity in identities):
+            raise ValueError(f"an identity has {IDENTITY_NBYTES} bytes")
+        with self._lock:
+            done = [
+                self._ledger.commit(_held(reservation), identity, dirty, tags, expires)
+                for reservation, identity in zip(reservations[::-1], identities[::-1], strict=True)
+            ]
+        return done[::-1]
 
     def abort(self, reservation: Reservation, /) -> None:
         """The writer will not write any more: its memory is free. Idempotent, staging included."""
-        ...
+        with self._lock:
+            self._ledger.end_held(_held(reservation))
 
     def quarantine(self, reservation: Reservation, /) -> None:
         """Give up on a writer that may still write: the key is free for others, the memory is not.
 
         Ends by ``abort`` or ``commit`` (which is then False) when the writer is known to be done.
         """
-        ...
+        with self._lock:
+            self._ledger.quarantine(_held(reservation))
 
-    def stage(self, sizes: Sequence[int], owner: object, /) -> Sequence[Held | Refusal]:
+    def stage(self, sizes: Sequence[int], owner: object, /) -> list[Held | Refusal]:
         """Lend memory without a key from the staging reserve; ends by ``abort``. Never evicts."""
-        ...
+        answers: list[Held | Refusal] = []
+        ledger = self._ledger
+        with self._lock:
+            barred = self._over_cap(owner)
+            for nbytes in sizes:
+                size = padded(nbytes)
+                place = None if barred else ledger.place(ledger.staging_slabs, size)
+                if place is None:
+                    large = size > ledger.staging_capacity
+                    answers.append(Refusal.TOO_LARGE if large else Refusal.FULL)
+                    continue
+                held = Held(self.arena, NO_KEY, nbytes, *place, owner)
+                held.state = State.STAGING
+                ledger.staging += size
+                ledger.internal += size - nbytes
+                ledger.owner(owner).held.add(held)
+                answers.append(held)
+        return answers
 
     def lease(self, keys: Sequence[Key], owner: object, /) -> Leases:
         """Lease what is visible and touch it, leaf to root (the order of ``keys`` is root to leaf).
 
         The sequence holds None for a miss. ``release`` takes it whole, or any of its items.
         """
-        ...
+        ledger = self._ledger
+        with self._lock:
+            slots = [-1] * len(keys) if self._over_cap(owner) else ledger.visible(keys)
+            batch = self._lease(keys, slots, owner)
+            ledger.policy.touch([slot for slot in slots[::-1] if slot >= 0])
+        return batch
 
     def share(self, leases: Sequence[Lease | None], owner: object, /) -> Leases:
-        """Lease the same values again for another owner, visible or not."""
-        ...
+        """Lease the same values again for another owner, even if they were dropped meanwhile."""
+        with self._lock:
+            loans = [lease if isinstance(lease, Loan) and lease.held else None for lease in leases]
+            slots = [loan.batch.slots[loan.position] if loan else -1 for loan in loans]
+            keys = [loan.key if loan else NO_KEY for loan in loans]
+            if self._over_cap(owner):
+                slots = [-1] * len(slots)
+            return self._lease(keys, slots, owner)
 
     def release(self, leases: Sequence[Lease | None], /) -> None:
         """End leases; those that ended before are ignored."""
-        ...
+        with self._lock:
+            if isinstance(leases, Leases):
+                self._ledger.end_leases(leases)
+                return
+            for loan in leases:
+                if loan is not None:
+                    assert isinstance(loan, Loan), f"not a lease of this pool: {loan!r}"
+                    self._ledger.end_lease(loan.batch, loan.position)
 
     def touch(self, keys: Sequence[Key], /) -> None:
         """Note a use of each visible value, leaf to root, without leasing it."""
-        ...
+        with self._lock:
+            self._ledger.policy.touch(
+                [slot for slot in reversed(self._ledger.visible(keys)) if slot >= 0]
+            )
 
     def hint(self, keys: Sequence[Key], /) -> None:
         """Tell the policy that these values are expected to be used again."""
-        ...
+        with self._lock:
+            self._ledger.policy.hint([slot for slot in self._ledger.visible(keys) if slot >= 0])
 
     def lengths(self, keys: Sequence[Key], /) -> list[int | None]:
         """Length of each visible value, without touching or leasing it."""
-        ...
+        with self._lock:
+            nbytes = self._ledger.index.nbytes
+            return [nbytes[slot] if slot >= 0 else None for slot in self._ledger.visible(keys)]
 
     def drop(self, keys: Sequence[Key], /) -> int:
         """Make values invisible at once; leased ones stay in quarantine until their last lease ends."""
-        ...
+        with self._lock:
+            return self._ledger.drop(
+                {slot for slot in self._ledger.index.slots_of(keys) if slot >= 0}
+            )
 
     def drop_tag(self, tag: str, /) -> int:
         """``drop`` everything that carries the tag."""
-        ...
+        with self._lock:
+            return self._ledger.drop(
+                filter(self._ledger.index.visible, self._ledger.index.tagged(tag))
+            )
 
     def dirty_keys(self, limit: int, /) -> list[Key]:
         """Values that a lower tier has not got yet, oldest first."""
-        ...
+        with self._lock:
+            return [
+                self._ledger.index.key(slot)
+                for slot, _ in zip(self._ledger.dirty_slots, range(limit), strict=False)
+            ]
 
     def mark_clean(self, keys: Sequence[Key], /) -> None:
         """A lower tier has these values; they may be evicted again."""
-        ...
+        with self._lock:
+            for slot in self._ledger.index.slots_of(keys):
+                if slot >= 0 and self._ledger.index.flags[slot] & DIRTY:
+                    self._ledger.wash(slot)
 
     def scan(self, after: int, limit: int, /) -> tuple[list[tuple[Key, int]], int | None]:
         """Keys and lengths in slot order from ``after`` (0 first); the place to go on, or None."""
-        ...
+        with self._lock:
+            slots, then = self._ledger.index.page(after, limit)
+            return [
+                (self._ledger.index.key(slot), self._ledger.index.nbytes[slot]) for slot in slots
+            ], then
 
     def close_owner(self, owner: object, /, *, proof: bool) -> int:
         """End service for an owner; returns the bytes it still holds.
@@ -206,16 +288,60 @@ class Pool:
         With ``proof`` that it can touch nothing any more, all its memory comes back. Without, its
         reservations are quarantined and its leases stay; both still end by release and abort.
         """
-        ...
+        with self._lock:
+            record = self._ledger.owners.get(owner)
+            if record is None:
+                return 0
+            if not proof:
+                record.closed = True
+                for held in record.held:
+                    self._ledger.quarantine(held)
+                return self._ledger.holding(record)
+            for held in list(record.held):
+                self._ledger.end_held(held)
+            for batch in list(record.leases):
+                self._ledger.end_leases(batch)
+            self._ledger.owners.pop(owner, None)
+            return 0
 
     def address(self, extent: Extent, /) -> int:
         """Where the extent starts in this process's memory."""
-        ...
+        return self.arena.address(extent)
 
-    def accounting(self) -> Accounting: ...
+    def accounting(self) -> Accounting:
+        """Where every byte is now."""
+        with self._lock:
+            return take_stock(self._ledger, self._clean_reserve)
 
     def check(self) -> None:
         """Assert every invariant from the structures themselves (slow)."""
-        ...
+        with self._lock:
+            check(self._ledger)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the arena back; idempotent. Mappings stay until their last view is gone."""
+        with self._lock:
+            self.frozen = True
+            self._ledger.drop(list(filter(self._ledger.index.visible, self._ledger.index.slots())))
+            self.arena.close()
+
+    def _over_cap(self, owner: object) -> bool:
+        record = self._ledger.owners.get(owner)
+        if record is None or not record.closed:
+            return False
+        return self._ledger.holding(record) > self._quarantine_cap
+
+    def _lease(self, keys: Sequence[Key], slots: list[int], owner: object) -> Leases:
+        batch = Leases(self._ledger.index, self.arena, keys, slots, owner)
+        if batch.left:
+            leases = self._ledger.index.leases
+            for slot in slots:
+                if slot >= 0:
+                    leases[slot] += 1
+            self._ledger.owner(owner).leases.add(batch)
+        return batch
+
+
+def _held(reservation: Reservation) -> Held:
+    assert isinstance(reservation, Held), f"not a reservation of this pool: {reservation!r}"
+    return reservation

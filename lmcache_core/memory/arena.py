@@ -1,0 +1,360 @@
+"""The bytes of a pool: segments of anonymous shared memory that other processes can map safely.
+
+A segment is a memfd: allocated by its owner before a byte of it is named to anybody (no client ever
+instantiates a page, so none pays for it or dies of it), sealed against shrinking and growing, and, unless its
+one trusted engine shares it, against every writable map made later. Behind the data lie the *generation
+words*, one per 4 KiB: a word changes whenever the extent that begins there is given to another value, so that a
+reader in another process can tell after a copy whether it read what it was promised.
+Elsewhere than on Linux a segment is private memory without a descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from lmcache_core import ops
+from lmcache_core.memory import limits
+from lmcache_core.spi.buffers import Extent, MemoryOptions
+from lmcache_core.spi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PAGE = 4096
+"""Granularity of extents, and distance of generation words in the data."""
+_HUGE_PAGE = 2 << 20
+_SLICE = 32 << 20
+_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; `fcntl` has no name for it
+_MBIND = {"x86_64": 237, "aarch64": 235}
+_MPOL_PREFERRED = 1
+_SMALLEST_LARGE_SEGMENT = 2 << 30
+_MOST_SEGMENTS = 64
+
+
+class Access(Enum):
+    """Who may write into a segment besides its owner."""
+
+    OWNER = "owner"
+    """Nobody: sealed at once, all others map it read-only."""
+    ENGINE = "engine"
+    """Who maps it before the owner calls ``Segment.seal``."""
+    SHARED = "shared-rw"
+    """Everybody who holds the descriptor: for one trusted engine."""
+    PRIVATE = "private"
+    """No other process sees it: no descriptor."""
+
+
+class Segment:
+    """One mapped piece of an arena.
+
+    Attributes:
+        number: its name in ``Extent.segment``.
+        nbytes: bytes of data; the file is longer by the generation words.
+        descriptor: the memfd, or -1.
+        data: all data bytes; writable for the owner.
+        backed: data bytes from the start that are known to have real memory and to be mapped.
+    """
+
+    __slots__ = ("_address", "_map", "_words", "backed", "data", "descriptor", "nbytes", "number")
+
+    def __init__(self, number: int, nbytes: int, descriptor: int, mapped: mmap.mmap) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.descriptor = descriptor
+        self.backed = 0
+        self._map = mapped
+        self._address = 0
+        self.data = memoryview(mapped)[:nbytes]
+        self._words = memoryview(mapped)[nbytes : nbytes + _words_nbytes(nbytes)].cast("Q")
+
+    @property
+    def address(self) -> int:
+        """Where the data starts in this process."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        return self._address
+
+    def generation(self, base: int) -> int:
+        """The generation word of the extent that begins at ``base``."""
+        return self._words[base >> 12]
+
+    def advance(self, base: int) -> int:
+        """Give the place to somebody else: change its generation word and return it."""
+        generation = self._words[base >> 12] + 1
+        self._words[base >> 12] = generation
+        return generation
+
+    def seal(self) -> None:
+        """Allow no further writable map, no write and no hole; maps made before keep their rights."""
+        if self.descriptor >= 0:
+            seals = _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+
+    def close(self) -> None:
+        """Unmap; while somebody still holds a view the mapping stays until that view is gone."""
+        with contextlib.suppress(BufferError):  # the last view closes it
+            self._words.release()
+            self.data.release()
+            self._map.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Arena:
+    """Owner of the bytes of one pool; grows by whole segments up to ``capacity``.
+
+    Args:
+        capacity: bytes of data, rounded down to whole pages.
+        options: huge pages, NUMA node, touching in the background.
+        access: who else may write.
+        segment_nbytes: size of a segment; by default the whole capacity or a 64th of it, at least 2 GiB.
+        overcommit: allow more than the machine has.
+        available: tells the nearest memory limit.
+        pin: called with each piece after it has been touched, to pin or register it.
+
+    Attributes:
+        reserved: data bytes of all segments so far.
+
+    Raises:
+        ConfigError: the capacity exceeds the nearest limit; names the largest size that fits.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        options: MemoryOptions | None = None,
+        *,
+        access: Access = Access.OWNER,
+        segment_nbytes: int | None = None,
+        overcommit: bool = False,
+        available: Callable[[], limits.Limit | None] = limits.available,
+        pin: Callable[[memoryview], None] | None = None,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self._options = options or MemoryOptions()
+        self._log = log or logging.getLogger(__name__)
+        self._available = available
+        self._overcommit = overcommit
+        self._pin = pin
+        self._closed = threading.Event()
+        self._exhausted = False
+        self.access = access if sys.platform == "linux" else Access.PRIVATE
+        self.capacity = capacity - capacity % PAGE
+        self.segments: list[Segment] = []
+        self.reserved = 0
+        default = max(_SMALLEST_LARGE_SEGMENT, -(-self.capacity // _MOST_SEGMENTS))
+        self.segment_nbytes = min(self.capacity, _round(segment_nbytes or default, PAGE))
+        limit = None if overcommit else available()
+        if limit is not None and (fits := _fitting(limit)) < self.capacity:
+            raise ConfigError(
+                f"pool of {limits.text(self.capacity)} does not fit: {limits.text(limit.available)} are "
+                f"available ({limit.source}); the largest size that fits is {fits >> 20}MiB"
+            )
+
+    @property
+    def populated(self) -> int:
+        """Data bytes known to be backed by real memory."""
+        return sum(segment.backed for segment in self.segments)
+
+    def grow(self, most: int | None = None, /) -> Segment | None:
+        """Add a segment (of at most ``most`` bytes), or None at the capacity or at a limit of the machine."""
+        if self.reserved >= self.capacity or self._exhausted or self._closed.is_set():
+            return None
+        nbytes = min(self.segment_nbytes, self.capacity - self.reserved)
+        if most is not None:
+            nbytes = min(nbytes, _round(most, PAGE))
+        limit = None if self._overcommit else self._available()
+        if limit is not None and _fitting(limit) < nbytes:
+            self._exhaust(f"{limits.text(limit.available)} left ({limit.source})")
+            return None
+        try:
+            segment = self._create(nbytes)
+        except OSError as error:
+            self._exhaust(str(error))
+            return None
+        self.segments.append(segment)
+        self.reserved += nbytes
+        if self._options.populate:
+            name = f"lmcache-populate-{segment.number}"
+            threading.Thread(target=self._populate, args=(segment,), name=name, daemon=True).start()
+        return segment
+
+    def back(self, number: int, base: int, nbytes: int) -> bool:
+        """Make sure that real memory stands behind a range before it is named; False: there is none."""
+        segment = self.segments[number]
+        if base + nbytes <= segment.backed or segment.descriptor < 0:
+            return True
+        try:
+            os.posix_fallocate(segment.descriptor, base, nbytes)
+        except OSError as error:
+            self._exhaust(str(error))
+            return False
+        if base <= segment.backed:
+            segment.backed = max(segment.backed, base + nbytes)
+        return True
+
+    def view(self, number: int, base: int, nbytes: int) -> memoryview:
+        """Writable bytes of an extent."""
+        return self.segments[number].data[base : base + nbytes]
+
+    def address(self, extent: Extent) -> int:
+        """Where an extent starts in this process."""
+        return self.segments[extent.segment].address + extent.base
+
+    def close(self) -> None:
+        """Give everything back; idempotent. Mappings of others stay theirs."""
+        self._closed.set()
+        for segment in self.segments:
+            segment.close()
+
+    def _exhaust(self, reason: str) -> None:
+        """Stop growing, and say so once."""
+        if not self._exhausted:
+            self._exhausted = True
+            self._log.warning(
+                "pool stays at %s of %s: %s", limits.text(self.reserved), limits.text(self.capacity), reason
+            )  # fmt: skip
+
+    def _create(self, nbytes: int) -> Segment:
+        number, total = len(self.segments), nbytes + _words_nbytes(nbytes)
+        if self.access is Access.PRIVATE:
+            return Segment(number, nbytes, -1, mmap.mmap(-1, total))
+        descriptor, total = self._memfd(f"lmcache-{number}", total)
+        try:
+            mapped = mmap.mmap(descriptor, total)
+            mapped.madvise(mmap.MADV_DONTFORK)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        except OSError:
+            os.close(descriptor)
+            raise
+        segment = Segment(number, nbytes, descriptor, mapped)
+        self._prefer_node(segment)
+        os.posix_fallocate(descriptor, nbytes, total - nbytes)
+        if self.access is Access.OWNER:
+            segment.seal()
+        elif self.access is Access.SHARED:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        return segment
+
+    def _memfd(self, name: str, total: int) -> tuple[int, int]:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        if self._options.huge_pages:
+            huge = _round(total, _HUGE_PAGE)
+            try:
+                descriptor = os.memfd_create(name, flags | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+                try:
+                    os.ftruncate(descriptor, huge)
+                    os.posix_fallocate(
+                        descriptor, 0, huge
+                    )  # a later fault without a page is SIGBUS
+                except OSError:
+                    os.close(descriptor)
+                    raise
+                return descriptor, huge
+            except OSError as error:
+                self._log.warning("no huge pages for %s: %s; using small ones", name, error)
+        descriptor = os.memfd_create(name, flags)
+        os.ftruncate(descriptor, total)
+        return descriptor, total
+
+    def _prefer_node(self, segment: Segment) -> None:
+        node = self._options.numa_node
+        if node is None:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        mask = (ctypes.c_ulong * 16)()
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        mask[node // bits] = 1 << node % bits
+        call = _MBIND.get(platform.machine(), -1)
+        where, length = ctypes.c_void_p(segment.address), ctypes.c_ulong(segment.nbytes)
+        if libc.syscall(call, where, length, _MPOL_PREFERRED, mask, ctypes.c_ulong(16 * bits), 0):
+            reason = os.strerror(ctypes.get_errno())
+            self._log.warning("no preference for NUMA node %d: %s", node, reason)
+
+    def _populate(self, segment: Segment) -> None:
+        """Touch a segment from its start while the pool is serving."""
+        for base in range(0, segment.nbytes, _SLICE):
+            nbytes = min(_SLICE, segment.nbytes - base)
+            try:
+                if self._closed.is_set() or not self.back(segment.number, base, nbytes):
+                    return
+                with segment.data[base : base + nbytes] as piece:
+                    ops.populate(piece)
+                    if self._pin is not None:
+                        self._pin(piece)
+            except (OSError, ValueError) as error:  # ValueError: closed meanwhile
+                if not self._closed.is_set():
+                    self._log.warning("memory is not touched ahead any more: %s", error)
+                return
+            segment.backed = max(segment.backed, base + nbytes)
+
+
+class ArenaMap:
+    """Segments of another process, mapped here.
+
+    Args:
+        parts: number, data bytes and descriptor of each segment; the descriptors stay the caller's.
+        writable: map for writing too (before the owner has sealed it, or shared).
+
+    Raises:
+        ValueError: a descriptor is not sealed against shrinking, or shorter than it claims.
+        PermissionError: writable, but sealed.
+    """
+
+    def __init__(self, parts: Sequence[tuple[int, int, int]], *, writable: bool = False) -> None:
+        self._segments: dict[int, Segment] = {}
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        for number, nbytes, descriptor in parts:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            total, size = nbytes + _words_nbytes(nbytes), os.fstat(descriptor).st_size
+            if not seals & fcntl.F_SEAL_SHRINK or size < total:
+                raise ValueError(f"segment {number} is not sealed memory of {total} bytes")
+            mapped = mmap.mmap(descriptor, total, mmap.MAP_SHARED, protection)
+            mapped.madvise(mmap.MADV_DONTFORK)
+            self._segments[number] = Segment(number, nbytes, -1, mapped)
+
+    def view(self, extent: Extent) -> memoryview:
+        """The bytes of an extent, writable where mapped so."""
+        return self._segments[extent.segment].data[extent.base : extent.base + extent.nbytes]
+
+    def current(self, extent: Extent) -> bool:
+        """Whether the place still belongs to the value it was named for."""
+        return self._segments[extent.segment].generation(extent.base) == extent.generation
+
+    def copy_checked(self, extent: Extent, into: Buffer) -> bool:
+        """Copy an extent out. False: the place was given away before or meanwhile, the bytes mean nothing."""
+        if not self.current(extent):
+            return False
+        ops.copy(into, self.view(extent))
+        return self.current(extent)
+
+    def close(self) -> None:
+        """Unmap everything; idempotent."""
+        while self._segments:
+            self._segments.popitem()[1].close()
+
+
+def _round(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+def _words_nbytes(nbytes: int) -> int:
+    return _round(nbytes // PAGE * 8, PAGE)
+
+
+def _fitting(limit: limits.Limit) -> int:
+    """Most data bytes under a limit: a 16th is left to others, and the generation words are paid."""
+    return (limit.available - limit.available // 16) * 512 // 513
