@@ -51,9 +51,12 @@ def _files() -> Any:
 
 def create_pool(options: MemoryOptions, /) -> ResidentPool:
     """A small resident pool with the default policy."""
-    from lmcache_core.memory import Pool
+    from lmcache_core.memory.arena import Arena
+    from lmcache_core.memory.pool import Pool
+    from lmcache_core.policies.lru import LRU, LRUConfig
 
-    return Pool(64 << 20, options=options)
+    nbytes = 64 << 20
+    return Pool(Arena(nbytes, options), LRU(LRUConfig(), nbytes))
 
 
 test_context.__test__ = False  # type: ignore[attr-defined]  # pytest would collect the name
