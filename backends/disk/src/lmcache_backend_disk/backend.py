@@ -1,0 +1,282 @@
+"""The tier: keys to file names, folders to stripes, system errors to results."""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from lmcache_backend_disk.client import Root
+from lmcache_backend_disk.config import Direct, DiskConfig, Sync
+from lmcache_backend_disk.folder import FULL, Folder
+from lmcache_backend_disk.transfer import BLOCK
+from lmcache_core.spi import (
+    MISSED,
+    PRESENT,
+    STORED,
+    BackendError,
+    BlockingBackend,
+    BufferTooSmall,
+    Capabilities,
+    ConfigError,
+    Context,
+    Corrupt,
+    Durability,
+    FileStatus,
+    Found,
+    Key,
+    Load,
+    Loaded,
+    ScanPage,
+    Store,
+    Stored,
+    Unavailable,
+    Usage,
+)
+
+REFUSING = (*FULL, errno.EROFS, errno.EFBIG)
+ENTRY_NBYTES = 512
+"""What a folder entry of such a name takes, with the slack of half-full folder blocks."""
+
+
+class DiskBackend(BlockingBackend):
+    """Values as files in folders that this process alone uses.
+
+    Keeps no index: a lookup asks the file system, so a restarted process serves at once. Every value has a
+    home folder by its digest and is found in all of them, so folders may be added, and reordered.
+    """
+
+    config_type: ClassVar[type] = DiskConfig
+    exclusive: ClassVar[bool] = True
+    config: DiskConfig
+
+    def __init__(self, config: DiskConfig, context: Context, /) -> None:
+        super().__init__(config, context)
+        self._roots: list[Root] = []
+        self._noted: set[str] = set()
+        self._listing: tuple[str, list[str]] = ("", [])
+        self.capabilities = Capabilities(
+            ranges=True,
+            scan=True,
+            usage=True,
+            persistent=True,
+            conditional_delete=True,
+            shared=not self.exclusive,
+            hints=not self.exclusive,
+            durability=Durability.POWER if config.sync is Sync.DURABLE else Durability.PROCESS,
+            alignment=1 if config.direct is Direct.OFF else BLOCK,
+            iov_max=64,
+        )
+
+    def open_blocking(self) -> None:
+        config, context = self.config, self.context
+        paths = [path.rstrip("/") for path in config.paths]
+        if not paths or len(set(paths)) < len(paths):
+            raise ConfigError(
+                f"path of {context.tier} names no folder, or one twice: {config.path}"
+            )
+        for path in paths:
+            if not path.startswith("/"):
+                raise ConfigError(f"path of {context.tier} is not absolute: {path!r}")
+        if config.fan_out not in (16, 256, 4096):
+            raise ConfigError(f"fan_out is {config.fan_out}; use 16, 256 or 4096")
+        identity = f"{context.pid:x}-{context.random.getrandbits(64):016x}"
+        try:
+            for path in paths:
+                folder = Folder(path, files=context.files, identity=identity, note=self._note)
+                root = Root(folder, sync=config.sync, verify=config.verify_writes)
+                self._roots.append(root)
+                root.open(
+                    exclusive=self.exclusive,
+                    direct=config.direct,
+                    fan_out=config.fan_out,
+                    pid=context.pid,
+                )
+        except BaseException:  # whatever it is, no lock may stay behind
+            self.close_blocking()
+            raise
+
+    def close_blocking(self) -> None:
+        while self._roots:
+            self._roots.pop().close()
+
+    def lookup_blocking(self, keys: Sequence[Key], /) -> Sequence[Found | None]:
+        found: list[Found | None] = []
+        errors: list[OSError] = []
+        for key in keys:
+            try:
+                status = next(filter(None, (r.find(key.text) for r in self._roots_of(key))), None)
+                found.append(None if status is None else self._found(status))
+            except OSError as error:
+                errors.append(error)
+                found.append(None)
+        if errors:
+            if len(errors) == len(keys):
+                raise Unavailable(f"lookup failed: {errors[0]}", operation="lookup")
+            self._note("lookup", f"lookup failed, treated as a miss: {errors[0]}")
+        return found
+
+    def load_blocking(self, load: Load, /) -> Loaded:
+        def views(nbytes: int) -> Sequence[memoryview]:
+            wanted = nbytes - load.offset if load.length is None else load.length
+            if not 0 <= wanted <= nbytes - load.offset:
+                raise Corrupt(
+                    f"{load.key!r} has {nbytes} bytes, asked for {wanted} at {load.offset}",
+                    operation="load",
+                )
+            if wanted > load.room:
+                raise BufferTooSmall(
+                    f"{load.key!r} needs {wanted} bytes, the buffers have {load.room}",
+                    operation="load",
+                )
+            return _first(load.into, wanted)
+
+        try:
+            for root in self._roots_of(load.key):
+                got = root.read(load.key.text, views, offset=load.offset)
+                if got is not None:
+                    return Loaded.filled(got)
+        except BackendError as error:
+            return Loaded.failed(error.with_traceback(None))  # its frames hold the caller's views
+        except OSError as error:
+            return Loaded.failed(Unavailable(f"load failed: {error}", operation="load"))
+        return MISSED
+
+    def store_blocking(self, store: Store, /) -> Stored:
+        name = store.key.text
+        refused = Stored.refused("no folder")
+        home, *others = self._roots_of(store.key)
+        try:
+            for root in others:
+                if root.find(name) is not None:
+                    return PRESENT
+            for root in (home, *others):
+                try:
+                    return STORED if root.write(name, store.parts) else PRESENT
+                except OSError as error:
+                    if error.errno not in REFUSING:
+                        raise
+                    refused = Stored.refused(f"{root.path}: {(error.strerror or '').lower()}")
+        except OSError as error:
+            return Stored.failed(Unavailable(f"store failed: {error}", operation="store"))
+        return refused
+
+    def delete_blocking(self, keys: Sequence[Key], /) -> int:
+        there, failed = 0, None
+        for key in keys:
+            gone = False
+            for root in self._roots_of(key):
+                try:
+                    gone |= root.remove(key.text)
+                except OSError as error:
+                    failed = str(error)
+            there += gone
+        if failed is not None:
+            raise Unavailable(f"delete failed: {failed}", operation="delete")
+        return there
+
+    def footprint(self, nbytes: int, /) -> int:
+        return -(-nbytes // BLOCK) * BLOCK + ENTRY_NBYTES
+
+    async def scan(self, after: str | None = None, /, *, limit: int = 1000) -> ScanPage:
+        return await self.call("scan", self._scan, after, limit)
+
+    async def usage(self) -> Usage:
+        return await self.call("usage", self._usage)
+
+    async def delete_exact(self, key: Key, etag: str, /) -> bool:
+        return await self.call("delete_exact", self._delete_exact, key, etag)
+
+    def _delete_exact(self, key: Key, etag: str) -> bool:
+        return any(root.remove(key.text, only=lambda s: _etag(s) == etag) for root in self._roots)
+
+    def _usage(self) -> Usage:
+        nbytes = values = 0
+        for root in self._roots:
+            for shard in root.shards():
+                for name in root.names(shard):
+                    if root.shard_of(name) == shard and (found := root.find(name)) is not None:
+                        nbytes += found.allocated + ENTRY_NBYTES
+                        values += 1
+        free = sum(self.context.files.free(root.path) for root in self._roots)
+        return Usage(nbytes, values, nbytes + free)
+
+    def _scan(self, after: str | None, limit: int) -> ScanPage:
+        values: list[tuple[Key, Found]] = []
+        foreign = [path for root in self._roots for path in root.foreign()] if after is None else []
+        for token, root, shard, name in self._entries(after):
+            try:
+                status = root.status(name, shard)
+            except OSError as error:
+                self._note("scan", f"scan skips what it cannot see: {error}")
+                continue
+            if status is not None:
+                key = _parse(name) if status.is_file and root.shard_of(name) == shard else None
+                if key is None:
+                    foreign.append(f"{root.path}/{shard}/{name}")
+                else:
+                    values.append((key, self._found(status)))
+            if len(values) + len(foreign) >= limit:
+                return ScanPage(values, token, foreign)
+        return ScanPage(values, None, foreign)
+
+    def _entries(self, after: str | None) -> Iterator[tuple[str, Root, str, str]]:
+        """Every name in every shard behind a place in the listing, with its own place."""
+        number, shard, name = (after or "0//").split("/", 2)
+        start = int(number), shard
+        for position, root in enumerate(self._roots):
+            for folder in root.shards():
+                if (position, folder) < start:
+                    continue
+                place = f"{position}/{folder}"
+                if self._listing[0] != place:  # pages of one folder share one listing
+                    self._listing = place, root.names(folder)
+                names = self._listing[1]
+                first = bisect_right(names, name) if (position, folder) == start else 0
+                for index in range(first, len(names)):
+                    yield f"{place}/{names[index]}", root, folder, names[index]
+
+    def _roots_of(self, key: Key) -> list[Root]:
+        """All folders, the home of this key first."""
+        home = int.from_bytes(key.digest[:4]) % len(self._roots)
+        return self._roots[home:] + self._roots[:home]
+
+    def _found(self, status: FileStatus) -> Found:
+        return Found(status.nbytes, etag=_etag(status), promise=self.exclusive)
+
+    def _note(self, kind: str, message: str) -> None:
+        """Say something once per kind; a sick disk must not flood the log."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.context.log.warning("%s: %s", self.context.tier, message)
+
+
+class FsBackend(DiskBackend):
+    """Values as files in folders that several nodes use at once: NFS, Lustre, Weka, BeeGFS.
+
+    The same files as ``disk``; what differs is that nothing is locked, that answers of ``lookup`` are hints
+    because others delete, and that temporary files of others are removed only when they are old.
+    """
+
+    exclusive: ClassVar[bool] = False
+
+
+def _etag(status: FileStatus) -> str:
+    return f"{status.inode:x}-{status.modified!r}-{status.nbytes:x}"
+
+
+def _parse(name: str) -> Key | None:
+    try:
+        return Key.parse(name)
+    except ValueError:
+        return None
+
+
+def _first(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
+    """The first ``nbytes`` bytes of some views."""
+    first = []
+    for view in views:
+        first.append(view[:nbytes])
+        nbytes -= len(first[-1])
+    return first

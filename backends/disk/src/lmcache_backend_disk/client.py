@@ -1,0 +1,255 @@
+"""One folder full of write-once files: names in, bytes in and out, nothing about keys or frames.
+
+* ``layout``: what the folder is and how many shards it has;
+* ``lock``: pid and boot id of the owner, locked while it lives (exclusive folders);
+* ``tmp/``: values being written;
+* ``0a/NAME``: a value, in the shard that its name ends with.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+from lmcache_backend_disk import opening
+from lmcache_backend_disk.config import Direct, Sync
+from lmcache_backend_disk.folder import CREATE, GONE, O_DIRECT, READ, Folder, reason
+from lmcache_backend_disk.transfer import read_into, same_bytes, write_from
+from lmcache_core.spi import ConfigError, Corrupt, FileStatus
+
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+class Root:
+    """The values in one folder. Every method blocks; all but ``open`` and ``close`` are thread-safe.
+
+    Args:
+        verify: read every value back before it becomes visible.
+    """
+
+    def __init__(self, folder: Folder, *, sync: Sync, verify: bool) -> None:
+        self.path = folder.path
+        self.direct = False
+        self._folder = folder
+        self._files = folder.files
+        self._sync = sync
+        self._verify = verify
+        self._digits = 2
+        self._links = True
+        self._remade = False
+        self._lock: int | None = None
+
+    def open(self, *, exclusive: bool, direct: Direct, fan_out: int, pid: int) -> None:
+        """Create what is missing, take ownership, remove what dead writers left behind.
+
+        Raises:
+            ConfigError: not a folder, not writable, or of a format this version does not know.
+            Unavailable: another process owns it.
+        """
+        folder = self._folder
+        try:
+            opening.make(folder)
+            if exclusive:
+                self._lock = opening.own(folder, pid)
+            folder.mkdir(f"{self.path}/tmp")
+            self._digits = {16: 1, 256: 2, 4096: 3}[opening.read_layout(folder, fan_out)]
+            for name in sorted(set(self.shards()) - set(self._files.list(self.path))):
+                folder.mkdir(f"{self.path}/{name}")
+            if self._sync is Sync.DURABLE:
+                opening.sync_ancestors(folder)
+            opening.sweep(folder, everything=exclusive)
+            self.direct = opening.probe(folder, direct)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, *GONE):
+                raise ConfigError(f"cannot use {self.path}: {reason(error)}") from error
+            raise
+
+    def close(self) -> None:
+        """Give up ownership. Idempotent."""
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            self._files.close(lock)
+
+    def shards(self) -> list[str]:
+        return [f"{number:0{self._digits}x}" for number in range(16**self._digits)]
+
+    def shard_of(self, name: str) -> str:
+        return name[-self._digits :]
+
+    def path_of(self, name: str) -> str:
+        return f"{self.path}/{self.shard_of(name)}/{name}"
+
+    def find(self, name: str) -> FileStatus | None:
+        """Describe a value, or None; what is in its place without being a file is none."""
+        found = self.status(name, self.shard_of(name))
+        if found is not None and not found.is_file:
+            self._foreign(self.path_of(name))
+            return None
+        return found
+
+    def status(self, name: str, shard: str) -> FileStatus | None:
+        """Describe whatever has this name in a shard, or None."""
+        try:
+            return self._files.status(f"{self.path}/{shard}/{name}")
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def read(
+        self, name: str, views: Callable[[int], Sequence[memoryview]], *, offset: int
+    ) -> int | None:
+        """Fill the views that ``views(length of the value)`` picks; None when the value is not there.
+
+        Raises:
+            Corrupt: the file ended before the views were full.
+        """
+        for attempt in range(3):  # two things may go wrong first
+            try:
+                return self._read(name, views, offset=offset)
+            except OSError as error:
+                if error.errno == errno.ESTALE and attempt < 2:
+                    continue  # another node replaced the file; its name leads to the new one
+                if error.errno in (*GONE, errno.ELOOP, errno.ENXIO):
+                    return None
+                if error.errno != errno.EINVAL or not self.direct:
+                    raise
+                if self.find(name) is None:
+                    return None
+                self._give_up_direct(error)
+        return None
+
+    def write(self, name: str, views: Sequence[memoryview]) -> bool:
+        """Make a value visible, whole, at the promised durability; False when there is one already."""
+        if self.find(name) is not None:
+            self._settle(name)
+            return False
+        temporary = self._folder.temporary()
+        try:
+            try:
+                self._write(temporary, views)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self.direct:
+                    raise
+                self._give_up_direct(error)
+                self._files.unlink(temporary)
+                self._write(temporary, views)
+            stored = self._publish(temporary, name)
+        finally:
+            self._folder.discard(temporary)
+        try:
+            self._settle(name)
+        except OSError:
+            if stored:
+                self._folder.discard(self.path_of(name))
+            raise
+        return stored
+
+    def remove(self, name: str, *, only: Callable[[FileStatus], bool] | None = None) -> bool:
+        """Delete a value; tell whether it was there."""
+        found = self.find(name)
+        if found is None or (only is not None and not only(found)):
+            return False
+        try:
+            self._files.unlink(self.path_of(name))
+        except OSError as error:
+            if error.errno in GONE:
+                return False
+            raise
+        return True
+
+    def names(self, shard: str) -> list[str]:
+        """Names in a shard, sorted; empty when it is gone."""
+        try:
+            return sorted(self._files.list(f"{self.path}/{shard}"))
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise
+
+    def foreign(self) -> list[str]:
+        """Paths of things directly in the folder that are not ours."""
+        own = {"layout", "lock", "tmp", *self.shards()}
+        names = sorted(set(self._files.list(self.path)) - own)
+        return [f"{self.path}/{name}" for name in names]
+
+    def _read(
+        self, name: str, views: Callable[[int], Sequence[memoryview]], *, offset: int
+    ) -> int | None:
+        path, files, direct = self.path_of(name), self._files, self.direct
+        descriptor = files.open(path, READ | (O_DIRECT if direct else 0))
+        try:
+            found = files.status_of(descriptor)
+            if not found.is_file:
+                self._foreign(path)
+                return None
+            into = views(found.nbytes)
+            wanted = sum(view.nbytes for view in into)
+            scratch = self._folder.scratch.view if direct else None
+            got = read_into(files, descriptor, into, offset=offset, scratch=scratch)
+        finally:
+            files.close(descriptor)
+        if got != wanted:
+            raise Corrupt(f"{path} ended after {offset + got} of {offset + wanted} bytes")
+        return got
+
+    def _write(self, path: str, views: Sequence[memoryview]) -> None:
+        files, direct, scratch = self._files, self.direct, self._folder.scratch.view
+        nbytes = sum(view.nbytes for view in views)
+        descriptor = files.open(path, CREATE | (O_DIRECT if direct else 0), 0o600)
+        try:
+            files.allocate(descriptor, nbytes)
+            write_from(files, descriptor, views, scratch=scratch if direct else None)
+            if files.status_of(descriptor).nbytes != nbytes:
+                raise OSError(errno.EIO, "file has another length than was written")
+            if self._sync is not Sync.NONE:
+                files.sync(descriptor)
+            if self._verify and not same_bytes(
+                files, descriptor, views, scratch=scratch, direct=direct
+            ):
+                raise OSError(errno.EIO, "file does not read back as it was written")
+        finally:
+            files.close(descriptor)
+
+    def _publish(self, temporary: str, name: str) -> bool:
+        """Give a finished file its name; False when the name is taken."""
+        target = self.path_of(name)
+        for _ in range(3):  # two things may have to be put right first
+            try:
+                if self._links:
+                    self._files.link(temporary, target)
+                else:
+                    with self._folder.mutex:
+                        if self.find(name) is not None:
+                            return False
+                        self._files.rename(temporary, target)
+                return True
+            except FileExistsError:
+                if self.find(name) is None:
+                    raise  # something that is not ours sits there
+                return False
+            except FileNotFoundError:
+                self._remade = True  # from now on the folder itself is synced with every name
+                self._folder.mkdir(f"{self.path}/{self.shard_of(name)}")
+            except OSError as error:
+                if not self._links or error.errno not in NO_LINKS:
+                    raise
+                self._links = False
+        raise OSError(errno.ENOENT, "shard folder is gone", target)
+
+    def _settle(self, name: str) -> None:
+        """With ``durable``: return when the name is on the medium. Concurrent callers share one sync."""
+        if self._sync is not Sync.DURABLE:
+            return
+        shard = f"{self.path}/{self.shard_of(name)}"
+        self._folder.sync_together(shard, *([self.path] if self._remade else []))
+
+    def _foreign(self, path: str) -> None:
+        self._folder.note("foreign", f"{path} is no regular file; left alone, treated as a miss")
+
+    def _give_up_direct(self, error: OSError) -> None:
+        self.direct = False
+        self._folder.note(
+            "direct",
+            f"{self.path} refuses direct transfers ({reason(error)}); using the page cache",
+        )

@@ -1,0 +1,119 @@
+"""What every part of a store folder needs: temporary names, small reads, folder syncs done together."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lmcache_core.spi import Files
+
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in place of a file must not block
+CREATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW
+GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_SCRATCH_NBYTES = 1 << 20
+
+
+class Scratch(threading.local):
+    """One page-aligned buffer per thread, for the life of the thread."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(mmap.mmap(-1, _SCRATCH_NBYTES))
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    folders: set[str] = field(default_factory=set)
+    done: bool = False
+    error: OSError | None = None
+
+
+class Folder:
+    """The folder of a store and the calls into it.
+
+    Args:
+        identity: prefix of temporary names, unique among all writers of the folder.
+        note: says something in the tier's log, once per kind.
+    """
+
+    def __init__(
+        self, path: str, *, files: Files, identity: str, note: Callable[[str, str], None]
+    ) -> None:
+        self.path = path
+        self.files = files
+        self.note = note
+        self.mutex = threading.Lock()
+        self.scratch = Scratch()
+        self._identity = identity
+        self._counter = 0
+        self._leader = threading.Lock()
+        self._batch = _Batch()
+
+    def temporary(self) -> str:
+        """A path nobody has used."""
+        with self.mutex:
+            self._counter += 1
+            return f"{self.path}/tmp/{self._identity}-{self._counter:x}"
+
+    def discard(self, path: str) -> None:
+        """Remove a file if it is there."""
+        try:
+            self.files.unlink(path)
+        except OSError as error:
+            if error.errno not in GONE:
+                self.note("leftover", f"cannot remove {path}: {reason(error)}")
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder unless it is there; a full disk is only noted."""
+        try:
+            self.files.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.note("full", f"cannot make folder {path}: {reason(error)}")
+
+    def text(self, descriptor: int) -> bytes:
+        """The first bytes of a small file."""
+        into = bytearray(200)
+        return bytes(into[: self.files.preadv(descriptor, [memoryview(into)], 0)])
+
+    def sync(self, path: str) -> None:
+        """Bring the entries of one folder to the medium."""
+        descriptor = self.files.open(path, os.O_RDONLY)
+        try:
+            self.files.sync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise  # those two: folders cannot be synced here, their changes are synchronous
+        finally:
+            self.files.close(descriptor)
+
+    def sync_together(self, *paths: str) -> None:
+        """Return when the entries of these folders are on the medium; concurrent callers share the work."""
+        with self.mutex:
+            batch = self._batch
+            batch.folders.update(paths)
+        with self._leader:
+            if not batch.done:
+                with self.mutex:
+                    self._batch = _Batch()
+                try:
+                    for path in batch.folders:
+                        self.sync(path)
+                except OSError as error:
+                    batch.error = error
+                batch.done = True
+        if batch.error is not None:
+            raise OSError(batch.error.errno, f"folder sync failed: {reason(batch.error)}")
+
+
+def reason(error: OSError) -> str:
+    """What the system says, in lower case."""
+    return (error.strerror or str(error)).lower()
