@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmcache_core.clock import SystemClock
+from lmcache_core.files import OsFiles
 from lmcache_core.spi import Context, Event, MemoryOptions, ResidentPool
 from lmcache_core.testing.simulation import SimClock, SimExecutor
 from lmcache_core.threads import DaemonExecutor
@@ -17,7 +18,7 @@ def ignore_event(event: Event, /) -> None:
     """What a test context does with events unless told otherwise."""
 
 
-def test_context(*, tier: str = "test", seed: int = 0, **overrides: Any) -> Context:
+def test_context(*, tier: str = "test", seed: int = 0, **overrides: Any) -> Context:  # noqa: PT028  # no test
     """Make a context on real clocks, threads and files; any field of ``Context`` may be overridden."""
     context = Context(
         tier=tier,
@@ -25,7 +26,7 @@ def test_context(*, tier: str = "test", seed: int = 0, **overrides: Any) -> Cont
         random=random.Random(seed),
         log=logging.getLogger(f"lmcache.tier.{tier}"),
         executor=DaemonExecutor(f"lmcache-{tier}"),
-        files=_files(),
+        files=OsFiles(),
         emit=ignore_event,
         create_pool=create_pool,
     )
@@ -39,14 +40,6 @@ def simulated_context(*, threads: int = 4, latency_s: float = 0.001, **overrides
         "executor": SimExecutor(threads=threads, latency_s=latency_s),
     }
     return test_context(**(simulated | overrides))
-
-
-def _files() -> Any:
-    try:
-        from lmcache_core.files import OsFiles
-    except ImportError:
-        return None
-    return OsFiles()
 
 
 def create_pool(options: MemoryOptions, /) -> ResidentPool:

@@ -142,7 +142,7 @@ def sim_loop() -> SimLoop:
     """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, SimLoop):
-        raise RuntimeError("no simulation is running; use run_simulated")  # noqa: TRY004  # not a type error of the caller
+        raise RuntimeError("no simulation is running; use run_simulated")
     return loop
 
 

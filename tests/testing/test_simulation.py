@@ -104,7 +104,7 @@ def test_waiting_for_ever_is_an_error_that_names_the_waiter() -> None:
 
 def test_endless_loop_is_an_error() -> None:
     async def spinning() -> None:
-        while True:
+        while True:  # noqa: ASYNC110  # waits for nothing on purpose
             await asyncio.sleep(1)
 
     with pytest.raises(Stuck, match="no end after 100 turns"):
@@ -130,7 +130,8 @@ def test_task_left_behind_is_cancelled() -> None:
             seen.append("cancelled")
 
     async def main() -> None:
-        asyncio.ensure_future(lingering())
+        task = asyncio.ensure_future(lingering())
+        assert not task.done()
         await asyncio.sleep(0)
 
     run_simulated(main())
