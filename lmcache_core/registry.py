@@ -72,7 +72,7 @@ class Offer:
 
     @property
     def dist(self) -> str:
-        return self.entry.dist.name if self.entry and self.entry.dist else self.source
+        return self.entry.dist.name if self.entry and self.entry.dist else self.source or "lmcache"
 
     @property
     def version(self) -> str:

@@ -1,5 +1,7 @@
 """Configuration: records, and how they are read from files, the environment, engines and flags."""
 
+from lmcache_core.config.binding import Setting, bind
+from lmcache_core.config.load import Effective, load
 from lmcache_core.config.records import (
     Config,
     EngineConfig,
@@ -14,18 +16,25 @@ from lmcache_core.config.records import (
     VerifyHot,
     WritePolicy,
 )
+from lmcache_core.config.tree import Item, items
 
 __all__ = [
     "Config",
+    "Effective",
     "EngineConfig",
+    "Item",
     "LoadFailure",
     "ManagerConfig",
     "PluginChoice",
     "PluginsConfig",
     "Quota",
+    "Setting",
     "Share",
     "TenantConfig",
     "TierConfig",
     "VerifyHot",
     "WritePolicy",
+    "bind",
+    "items",
+    "load",
 ]

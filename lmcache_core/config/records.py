@@ -6,12 +6,15 @@
 # No postponed annotations: the binder reads the fields' types at run time.
 # ruff: noqa: RUF009  Share and Duration are numbers, as immutable as any.
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 from lmcache_core.spi import ByteSize, Duration
+
+_NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.")
 
 
 class Share(float):
@@ -112,6 +115,12 @@ class TierConfig:
     serde: tuple[PluginChoice, ...] = ()
     wrappers: Mapping[str, object] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.name or set(self.name) - _NAME_CHARACTERS:
+            raise ValueError(f"not a tier name: {self.name!r} (letters, digits, '_', '-', '.')")
+        if self.after_touches not in (1, 2):
+            raise ValueError(f"after_touches is 1 or 2, not {self.after_touches}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:
@@ -150,7 +159,7 @@ class EngineConfig:
         tags_in_key: request tags that separate otherwise equal prefixes.
         key_managers: plugins that add identity fields.
         layerwise: load and store layer by layer where the engine can.
-        load_failure: see ``LoadFailure``.
+        load_failure_policy: see ``LoadFailure``.
     """
 
     chunk_size: int = 256
@@ -164,7 +173,17 @@ class EngineConfig:
     tags_in_key: tuple[str, ...] = ()
     key_managers: tuple[PluginChoice, ...] = ()
     layerwise: bool = False
-    load_failure: LoadFailure = LoadFailure.RECOMPUTE
+    load_failure_policy: LoadFailure = LoadFailure.RECOMPUTE
+
+    def __post_init__(self) -> None:
+        least = {"chunk_size": 1, "min_retrieve_tokens": 0, "min_store_tokens": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, not {getattr(self, name)}")
+        if self.max_tokens_per_load is not None and self.max_tokens_per_load < 1:
+            raise ValueError(
+                f"max_tokens_per_load must be at least 1, not {self.max_tokens_per_load}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,3 +224,10 @@ class Config:
     manager: ManagerConfig = ManagerConfig()
     observers: tuple[PluginChoice, ...] = ()
     log_level: str = "info"
+
+    @classmethod
+    def from_sources(cls, path: str | None = None, /, **sources: Any) -> "Config":
+        """Read files, environment, engine and flags; see ``lmcache_core.config.load``."""
+        from lmcache_core.config.load import load  # it imports this module
+
+        return load(path, **sources).config
