@@ -194,16 +194,18 @@ class Pool:
                 answers.append(held)
         return answers
 
-    def lease(self, keys: Sequence[Key], owner: object, /) -> Leases:
+    def lease(self, keys: Sequence[Key], owner: object, /, *, touch: bool = True) -> Leases:
         """Lease what is visible and touch it, leaf to root (the order of ``keys`` is root to leaf).
 
         The sequence holds None for a miss. ``release`` takes it whole, or any of its items.
+        Without ``touch`` the policy learns nothing (writing back is no use).
         """
         ledger = self._ledger
         with self._lock:
             slots = [-1] * len(keys) if self._over_cap(owner) else ledger.visible(keys)
             batch = self._lease(keys, slots, owner)
-            ledger.policy.touch([slot for slot in slots[::-1] if slot >= 0])
+            if touch:
+                ledger.policy.touch([slot for slot in slots[::-1] if slot >= 0])
         return batch
 
     def share(self, leases: Sequence[Lease | None], owner: object, /) -> Leases:
