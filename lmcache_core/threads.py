@@ -14,6 +14,7 @@ T = TypeVar("T")
 class DaemonExecutor:
     """``lmcache_core.spi.Executor``: at most ``threads`` daemonic threads, started when first needed.
 
+    A thread without work for ``idle_s`` ends.
     Unlike the standard library's pool nothing ever joins them, so a process with a hung tier still exits.
 
     Args:
@@ -21,11 +22,12 @@ class DaemonExecutor:
         threads: most calls running at once; further calls wait in order.
     """
 
-    def __init__(self, owner: str, threads: int = 4) -> None:
+    def __init__(self, owner: str, threads: int = 4, *, idle_s: float = 10.0) -> None:
         if threads < 1:
             raise ValueError(f"executor of {owner!r} needs at least one thread, got {threads}")
         self.owner = owner
         self.threads = threads
+        self.idle_s = idle_s
         self._calls: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._changed = threading.Condition()
         self._started = 0
@@ -36,7 +38,7 @@ class DaemonExecutor:
         """Queue one call.
 
         Raises:
-            RuntimeError: closed.
+            RuntimeError: closed, or there is no thread and none can be started; the call will not run.
         """
         future: Future[T] = Future()
         with self._changed:
@@ -44,10 +46,7 @@ class DaemonExecutor:
                 raise RuntimeError(f"executor of {self.owner!r} is closed")
             self._calls.append((future, function, args))
             if len(self._calls) > self._free and self._started < self.threads:
-                name = f"{self.owner}-{self._started}"
-                self._started += 1
-                self._free += 1
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._start()
             self._changed.notify()
         return future
 
@@ -57,13 +56,27 @@ class DaemonExecutor:
             self._closed = True
             self._changed.notify_all()
 
+    def _start(self) -> None:
+        name = f"{self.owner}-{self._started}"
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError:
+            if not self._started:
+                self._calls.pop()
+                raise
+        else:
+            self._started += 1
+            self._free += 1
+
     def _work(self) -> None:
         while True:
             with self._changed:
                 while not self._calls:
-                    if self._closed:
+                    waited = not self._closed and self._changed.wait(self.idle_s)
+                    if not waited and not self._calls:
+                        self._started -= 1
+                        self._free -= 1
                         return
-                    self._changed.wait()
                 future, function, args = self._calls.popleft()
                 self._free -= 1
             if future.set_running_or_notify_cancel():

@@ -51,6 +51,17 @@ def test_idle_executor_has_no_thread_it_does_not_need() -> None:
     executor.close()
 
 
+def test_thread_without_work_ends_and_a_later_call_gets_a_new_one() -> None:
+    executor = DaemonExecutor("idle-tier", 2, idle_s=0.001)
+    executor.submit(int).result(10)
+    for thread in threading.enumerate():
+        if "idle-tier" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()
+    assert executor.submit(int, "7").result(10) == 7
+    executor.close()
+
+
 def test_exception_belongs_to_the_caller_and_the_thread_goes_on() -> None:
     executor = DaemonExecutor("tier", 1)
     with pytest.raises(ValueError, match="no number"):
@@ -67,6 +78,22 @@ def test_closed_executor_finishes_its_queue_and_takes_no_more() -> None:
         executor.submit(int)
     gate.set()
     assert [future.result(10) for future in futures] == [True, 7]
+
+
+def test_call_that_gets_no_thread_is_refused_and_never_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    executor, seen = DaemonExecutor("tier", 2), list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            executor.submit(seen.append, 1)
+    executor.submit(seen.append, 2).result(10)
+    assert seen == [2]
+    executor.close()
 
 
 def test_executor_without_threads_is_refused() -> None:
