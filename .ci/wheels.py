@@ -112,10 +112,10 @@ def conformance(wheels: dict[str, Path]) -> int:
     """Run each distribution's conformance tests far from the tree; the number of distributions."""
     shutil.rmtree(ELSEWHERE, ignore_errors=True)
     python = CLEAN / "bin/python"
-    sources = [(dist, ROOT / path / "tests") for dist, path, _ in read().distributions]
-    sources.append(("third-party example", EXAMPLE / "tests"))
+    sources = {dist: ROOT / path / "tests" for dist, path, _ in read().distributions}
+    sources["third-party example"] = EXAMPLE / "tests"
     count = 0
-    for name, folder in sources:
+    for name, folder in sources.items():
         if name in read().dists and name not in wheels:
             continue
         tests = sorted(folder.glob("test_conformance*.py"))
