@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 ROOT_DIST = "lmcache"
 
 
@@ -110,7 +112,30 @@ def linter_plugins(catalogue: Catalogue) -> str:
             'type = "independence"\n'
             "modules = [\n" + _listed(packages) + "]\n"
         )
+    plugins = list(
+        dict.fromkeys(row.package for row in _outside(catalogue) if row.kind != "engines")
+    )
+    if plugins:
+        contracts.append(
+            "[[tool.importlinter.contracts]]\n"
+            'name = "plugins import the contract and the byte operations, nothing else of the core"\n'
+            'type = "forbidden"\n'
+            "source_modules = [\n" + _listed(plugins) + "]\n"
+            "forbidden_modules = [\n" + _listed(["lmcache", *_closed_core()]) + "]\n"
+        )
     return "\n".join(contracts)
+
+
+def _outside(catalogue: Catalogue) -> list[Row]:
+    return [row for row in catalogue.rows if row.dist != ROOT_DIST and row.status != "retired"]
+
+
+def _closed_core() -> list[str]:
+    """Modules of the core that are not the plugins' business."""
+    open_to_all = ("spi", "ops", "__init__")
+    found = (ROOT / "lmcache_core").iterdir()
+    names = {path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()}
+    return [f"lmcache_core.{name}" for name in sorted(names.difference(open_to_all))]
 
 
 def siblings(catalogue: Catalogue) -> str:
