@@ -81,7 +81,7 @@ def distributions() -> list[str]:
     """Folders of the plugin distributions, from plugins.toml, in its order."""
     data = tomllib.loads((ROOT / "plugins.toml").read_text())
     rows = [row for kind in data.values() if isinstance(kind, dict) for row in kind.values()]
-    return list(dict.fromkeys(row["path"] for row in rows if row["path"] != "."))
+    return list(dict.fromkeys(row["path"] for row in rows if "path" in row))
 
 
 def fingerprint(native: bool) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,14 @@ PURE = [".", *(path for path in read().paths if path != "csrc")]
 def test_a_wheel_is_typed_labelled_and_holds_no_tests(
     root: Path, tmp_path: Path, folder: str
 ) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-        + ["-w", str(tmp_path), f"./{folder}"],
-        cwd=root,
-        check=True,
-    )
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip_wheel, "-w", str(tmp_path), f"./{folder}"], cwd=root, check=True)
     built = {wheels.metadata(wheel)["Name"]: wheel for wheel in tmp_path.glob("*.whl")}
     assert len(built) == 1
     wheels.inspect(built)
 
 
 def test_a_requirement_of_the_testing_extra_counts_as_third_party(tmp_path: Path) -> None:
-    import zipfile
-
     wheel = tmp_path / "x-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(
