@@ -72,6 +72,7 @@ class DataLaws(BackendHarness):
         if stored.status is StoreStatus.REFUSED:
             raise SkipTest(f"refuses empty values: {stored.reason}")
         assert stored.status is StoreStatus.STORED
+        await self.appear(store, 0)
         (found,) = await store.lookup([self.key(0)])
         assert found is not None
         assert found.nbytes == 0
@@ -261,6 +262,7 @@ class DataLaws(BackendHarness):
         value = self.value(0)
         parts = (memoryview(value)[:64], memoryview(b""), memoryview(value)[64:])
         await store.store([Store(self.key(0), parts)])
+        await self.appear(store, 0)
         buffer = bytearray([POISON]) * 1064
         into = (memoryview(buffer)[:1], memoryview(buffer)[1:500], memoryview(buffer)[500:])
         assert await self.load_into(store, Load(self.key(0), into)) == Loaded.filled(999)

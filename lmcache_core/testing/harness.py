@@ -178,9 +178,14 @@ class BackendHarness(ABC):
         value = self.value(number, nbytes)
         stored = await self.store_one(store, number, value)
         assert stored.status is StoreStatus.STORED, f"store of {nbytes} bytes said {stored}"
+        await self.appear(store, number)
+        return value
+
+    async def appear(self, store: AbstractBackend, number: int) -> None:
+        """Wait for a value that was acknowledged too early."""
         for _ in range(100):
             if await self.find(store, number) is not None:
-                return value
+                return
             await asyncio.sleep(0.001)
         raise AssertionError("a stored value never appeared")
 
