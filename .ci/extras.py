@@ -48,7 +48,7 @@ def resolve(python: Path | str, name: str) -> list[tuple[str, str, bool]]:
     """(name, version, ours) of everything pip would install for one extra."""
     report = WORK / "extra.json"
     wanted = ("-c", "constraints.txt", "-e", f".[{name}]")
-    pip(python, "install", "-q", "--dry-run", "--report", str(report), *wanted)
+    pip(python, "install", "-qq", "--dry-run", "--report", str(report), *wanted)
     return [
         (item["metadata"]["name"], item["metadata"]["version"], "dir_info" in item["download_info"])
         for item in json.loads(report.read_text())["install"]
@@ -69,7 +69,7 @@ def nbytes(name: str, version: str) -> int | None:
 def fresh() -> Path:
     """A clean environment with the pinned pip."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(CLEAN)], check=True)
-    pip(CLEAN / "bin/python", "install", "-q", PIP)
+    pip(CLEAN / "bin/python", "install", "-qq", PIP)
     return CLEAN / "bin/python"
 
 
@@ -96,12 +96,12 @@ def main(arguments: list[str]) -> int:
                 )
             result = "beside torch's CPU build: nothing fetched again"
             if "--all" in arguments:
-                pip(sys.executable, "install", "-q", "-c", "constraints.txt", "-e", f".[{name}]")
+                pip(sys.executable, "install", "-qq", "-c", "constraints.txt", "-e", f".[{name}]")
                 result = "installed beside torch's CPU build"
         elif unknown:
             result = f"size unknown: {', '.join(unknown)}"
         elif total < SMALL:
-            pip(fresh(), "install", "-q", "-c", "constraints.txt", "-e", f".[{name}]")
+            pip(fresh(), "install", "-qq", "-c", "constraints.txt", "-e", f".[{name}]")
             pip(CLEAN / "bin/python", "check")
             result = "installed"
             python = fresh()

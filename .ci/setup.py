@@ -136,13 +136,13 @@ def install_torch() -> None:
     if torch_installed():
         return
     if os.environ.get("TORCH") == "default":
-        must(pip("install", "-q", f"torch=={TORCH}"), "installing torch")
+        must(pip("install", "-qq", f"torch=={TORCH}"), "installing torch")
         return
     cpu = f"torch=={TORCH}+cpu"  # the label that only the CPU builds carry
-    if pip("install", "-q", cpu, quiet=True).returncode == 0:
+    if pip("install", "-qq", cpu, quiet=True).returncode == 0:
         return
     source = ("--index-url", TORCH_CPU_INDEX, "--timeout", "10", "--retries", "1")
-    if pip("install", "-q", *source, cpu, quiet=True).returncode == 0:
+    if pip("install", "-qq", *source, cpu, quiet=True).returncode == 0:
         return
     raise SystemExit(
         f"setup: no CPU build of torch {TORCH}, neither where pip is configured to look nor on torch's own "
@@ -200,14 +200,14 @@ def main() -> int:
     if not PY.exists():
         print("setup: making .venv", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    must(pip("install", "-q", PIP), "installing pip")
+    must(pip("install", "-qq", PIP), "installing pip")
     print(f"setup: torch {TORCH}, CPU build", flush=True)
     install_torch()
     print("setup: build tools and every distribution of this tree, editable", flush=True)
     tools_report, report = WORK / "setup-tools.json", WORK / "setup.json"
     for old in (tools_report, report):
         old.unlink(missing_ok=True)
-    constrained = ("install", "-q", "-c", str(CONSTRAINTS))
+    constrained = ("install", "-qq", "-c", str(CONSTRAINTS))
     must(
         pip(*constrained, "--report", str(tools_report), *BUILD_TOOLS), "installing the build tools"
     )

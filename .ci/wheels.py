@@ -46,7 +46,7 @@ def build() -> dict[str, Path]:
     folders = [".", *(f"./{path}" for path in read().paths if path != NATIVE or not lack)]
     if EXAMPLE.exists():
         folders.append(f"./{EXAMPLE.relative_to(ROOT)}")
-    pip_wheel = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    pip_wheel = (sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation")
     for folder in folders:
         run(*pip_wheel, "-w", HOUSE, folder)
     return {metadata(wheel)["Name"]: wheel for wheel in sorted(HOUSE.glob("*.whl"))}
@@ -98,7 +98,7 @@ def third_party(wheels: dict[str, Path]) -> list[str]:
 def install(wheels: dict[str, Path]) -> None:
     """Ours without an index, then what they need from it; then nothing may be missing."""
     run(sys.executable, "-m", "venv", "--clear", CLEAN)
-    pip = (CLEAN / "bin/python", "-m", "pip", "install", "-q")
+    pip = (CLEAN / "bin/python", "-m", "pip", "install", "-qq")
     run(*pip, PIP)
     run(*pip, "--no-index", "--no-deps", *wheels.values())
     versions = WORK / "versions.txt"
