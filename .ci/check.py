@@ -28,9 +28,9 @@ def main() -> int:
     """Run every stage; print one table."""
     py = str(BIN / "python")
     packages = sources()
-    # import-linter finds packages by import: the source folders, whether installed or not
+    # import-linter and mypy find packages in the source folders, whether installed or not
     folders = dict.fromkeys(str((ROOT / package).parent) for package in packages)
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    os.environ["PYTHONPATH"] = os.environ["MYPYPATH"] = os.pathsep.join(folders)
     stages = [
         ("ruff", 10, [str(BIN / "ruff"), "check", "."]),
         ("format", 10, [str(BIN / "ruff"), "format", "--check", "."]),
