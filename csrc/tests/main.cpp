@@ -1,0 +1,23 @@
+#include <cstring>
+
+#include "check.hpp"
+
+int main(int count, char** arguments) {
+    const struct {
+        const char* name;
+        void (*run)();
+    } parts[] = {{"chain", test_chain},
+                 {"copy", test_copy},
+                 {"pages", test_pages},
+                 {"pool", test_pool},
+                 {"xxh3", test_xxh3}};
+    int ran = 0;
+    for (const auto& part : parts) {
+        if (count > 1 && std::strcmp(arguments[1], part.name) != 0) continue;
+        part.run();
+        ++ran;
+        std::printf("%s: good, best instruction set %s\n", part.name,
+                    lmcache::available()[0]->name);
+    }
+    return ran ? 0 : 2;
+}
