@@ -125,4 +125,14 @@ CATALOGUE: tuple[Entry, ...] = (
         extra="gpu-cpu",
         status="experimental",
     ),
+    Entry(
+        kind="ops",
+        name="native",
+        dist="lmcache-native",
+        path="csrc",
+        object="lmcache_native:ops",
+        extra="native",
+        status="experimental",
+        needs="a C++ compiler and Python.h while it is built",
+    ),
 )
