@@ -62,7 +62,7 @@ def bind(
     known = {f.name: f for f in fields(kind) if f.init and f.name not in given}  # type: ignore[arg-type]
     for key, value in mapping.items():
         if key not in known:
-            raise unknown(value, join(path, key), key, [*known, *also], hints or {})
+            raise unknown(value, join(path, key), key, known, also, hints or {})
     values: dict[str, Any] = dict(given)
     for name, field in known.items():
         if name in mapping:
@@ -113,18 +113,23 @@ def table(item: Item, path: str, /) -> dict[str, Item]:
 
 
 def unknown(
-    item: Item, path: str, key: str, valid: Iterable[str], hints: Mapping[str, str], /
+    item: Item,
+    path: str,
+    key: str,
+    known: Iterable[str],
+    also: Iterable[str],
+    hints: Mapping[str, str],
+    /,
 ) -> ConfigError:
     """Make the error about a key that does not exist, naming the nearest that does."""
-    names = sorted(set(valid))
     if key in hints:
         remedy = hints[key]
-    elif near := get_close_matches(key, names, 1):
+    elif near := get_close_matches(key, [*known, *also], 1):
         remedy = f"did you mean {near[0]!r}?"
     elif near := get_close_matches(key, hints, 1):
         remedy = hints[near[0]]
     else:
-        remedy = f"valid: {', '.join(names) or 'none'}"
+        remedy = f"valid: {', '.join(sorted(known)) or 'none'}"
     return refuse(item, path, f"unknown key; {remedy}")
 
 

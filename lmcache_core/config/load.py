@@ -43,6 +43,7 @@ _HINTS = {
     **{f.name: f"did you mean manager.{f.name}?" for f in fields(ManagerConfig)},
     **{f.name: f"did you mean plugins.{f.name}?" for f in fields(PluginsConfig)},
     "engine": "its keys stand at the top level",
+    "enabled": "did you mean 'enable'?",
 }
 _HINTS_IN_TIER = {f.name: "it belongs at the top level" for f in fields(EngineConfig)}
 
@@ -176,8 +177,8 @@ def _not_a_setting(key: str, value: str) -> bool:
     """Whether an environment name is read elsewhere, or was put there by a container platform."""
     if key in NOT_SETTINGS or key.startswith(NOT_SETTINGS_PREFIXES):
         return True
-    link = value.startswith(("tcp://", "udp://")) or "_port_" in key or "_service_" in key
-    return link and _SERVICE_LINK.fullmatch(f"_{key}") is not None
+    link = value.startswith(("tcp://", "udp://")) or re.search("_(port|service)_", f"_{key}")
+    return bool(link) and _SERVICE_LINK.fullmatch(f"_{key}") is not None
 
 
 def _tier_items(

@@ -4,7 +4,6 @@
 """
 
 # No postponed annotations: the binder reads the fields' types at run time.
-# ruff: noqa: RUF009  Share and Duration are numbers, as immutable as any.
 
 import string
 from collections.abc import Mapping

@@ -13,7 +13,9 @@ from lmcache_core.spi import ConfigError
 
 NODE_LIMIT = 100_000
 """Most values in one file, aliases expanded; more is a mistake or an attack."""
-_REFERENCE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\})?")
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}\n]*))?\}")
+# A reference holds braces, which mean something inside `{...}`; a mark stands for it while YAML is read.
+_MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +55,43 @@ def read_yaml(text: str, name: str, environment: Mapping[str, str] | None, /) ->
     Raises:
         ConfigError: not YAML, a key twice, a key that is not text, an unset variable.
     """
-    loader = yaml.SafeLoader(text)
+    references: list[re.Match[str]] = []
+
+    def mark(match: re.Match[str]) -> str:
+        references.append(match)
+        return f"\ue000{len(references) - 1}\ue001"
+
+    if environment is not None and not _MARK.search(text):
+        text = _REFERENCE.sub(mark, text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        return Item({}, name) if node is None else _Reader(loader, name, environment).item(node)
+        if node is None:
+            return Item({}, name)
+        return _Reader(loader, name, environment, references).item(node)
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
+        place = getattr(error, "problem_mark", None)
+        line = f":{place.line + 1}" if place else ""
         problem = getattr(error, "problem", None) or str(error).split("\n", 1)[0]
         raise ConfigError(f"{name}{line}: not YAML: {problem}") from error
-    finally:
-        loader.dispose()
 
 
 class _Reader:
     """Turns nodes into items; one per text."""
 
     def __init__(
-        self, loader: yaml.SafeLoader, name: str, environment: Mapping[str, str] | None
+        self,
+        loader: yaml.SafeLoader,
+        name: str,
+        environment: Mapping[str, str] | None,
+        references: Sequence[re.Match[str]],
     ) -> None:
         self.loader = loader
         self.name = name
         self.environment = environment
+        self.references = references
         self.count = 0
 
     def item(self, node: yaml.Node, inside: tuple[yaml.Node, ...] = ()) -> Item:
@@ -89,9 +104,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return Item([self.item(child, (*inside, node)) for child in node.value], origin)
         assert isinstance(node, yaml.ScalarNode)
-        written = node.value
-        if self.environment is not None:
-            written = substitute(written, origin, self.environment)
+        written = self.resolved(node.value, origin)
         if written != node.value:
             quoted = node.style is not None
             implicit = (not quoted, quoted)
@@ -114,35 +127,34 @@ class _Reader:
             # The text of the key, since YAML reads a bare `on` as a truth value.
             item = self.item(child, (*inside, node))
             line = f"{self.name}:{key.start_mark.line + 1}"
-            found[key.value] = Item(item.value, line, item.text)
+            found[self.resolved(key.value, line)] = Item(item.value, line, item.text)
         return found
 
-
-def substitute(written: str, origin: str, environment: Mapping[str, str], /) -> str:
-    """Replace ``${VAR}`` and ``${VAR:-default}``; ``$${`` is a literal ``${``.
-
-    Raises:
-        ConfigError: a variable without default is not set, or a reference is malformed.
-    """
-
-    def replace(match: re.Match[str]) -> str:
-        name, has_default, default = match.groups()
-        if match[0] == "$${":
-            return "${"
-        if name is None:
+    def resolved(self, written: str, origin: str) -> str:
+        """Put values in the place of references; ``$${`` is a literal ``${``."""
+        if self.environment is None:
+            return written
+        environment = self.environment
+        if (start := written.find("${")) >= 0:
             raise ConfigError(
-                f"{origin}: not a reference: {written[match.start() : match.start() + 20]!r}"
+                f"{origin}: not a reference: {written[start : start + 20]!r}"
                 " (write ${NAME}, ${NAME:-default}, or $${ for the characters themselves)"
             )
-        if has_default:
-            return environment.get(name) or default
-        if name not in environment:
-            raise ConfigError(
-                f"{origin}: environment variable {name} is not set; set it or write ${{{name}:-default}}"
-            )
-        return environment[name]
 
-    return _REFERENCE.sub(replace, written)
+        def replace(match: re.Match[str]) -> str:
+            name, has_default, default = self.references[int(match[1])].groups()
+            if name is None:
+                return "${"
+            if has_default:
+                return environment.get(name) or default or ""
+            if name not in environment:
+                raise ConfigError(
+                    f"{origin}: environment variable {name} is not set;"
+                    f" set it or write ${{{name}:-default}}"
+                )
+            return environment[name]
+
+        return _MARK.sub(replace, written)
 
 
 def items(data: Any, origin: str, /, *, text: bool = False) -> Item:
