@@ -32,7 +32,13 @@ class Rate:
         x, y = self._x / self._weight, self._y / self._weight
         spread = self._xx / self._weight - x * x
         # Calls of one size say nothing about the split; all of it is then blamed on the bytes.
-        slope = (self._xy / self._weight - x * y) / spread if spread > 1e-6 * x * x else y / x if x else 0.0
+        slope = (
+            (self._xy / self._weight - x * y) / spread
+            if spread > 1e-6 * x * x
+            else y / x
+            if x
+            else 0.0
+        )
         slope = min(max(slope, 0.0), y / x if x else 0.0)
         return max(y - slope * x, 0.0), slope
 
@@ -67,7 +73,7 @@ class Gate:
         self._random = source
         self._asked = self._gain = self._spent = 0.0
 
-    def note_lookup(self, asked: int, hits: int, seconds: float, tokens: int, nbytes: int, /) -> None:
+    def note_lookup(self, hits: int, seconds: float, tokens: int, nbytes: int, /) -> None:
         """One lookup that somebody waited for: what it cost, and what its hits are worth.
 
         Args:

@@ -31,9 +31,7 @@ class Quarantine:
         """The tier hangs: asking it again would only park more."""
         return self.nbytes > self.limit or len(self._late) > self.calls
 
-    def park(
-        self, call: asyncio.Future[Any], nbytes: int, free: Callable[[], None], /
-    ) -> None:
+    def park(self, call: asyncio.Future[Any], nbytes: int, free: Callable[[], None], /) -> None:
         """Cancel a call and keep ``nbytes`` until it has ended; then ``free`` gives them back."""
         self._late[call] = nbytes
         self.nbytes += nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -75,7 +75,7 @@ class Loaded:
         reason: why there are no more (``COMPLETE`` when all are there).
     """
 
-    leases: tuple[Lease, ...]
+    leases: Sequence[Lease]
     reason: Reason
 
 

@@ -7,13 +7,16 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from lmcache_core.spi import LMCacheError
+
 T = TypeVar("T")
 
 
 class Tasks:
     """The running tasks of one named owner.
 
-    A task that fails is logged with its name; it never takes others with it.
+    A task that fails is logged with its name; it never takes others with it. Errors of a store belong
+    to whoever waits for the call and are told there.
     """
 
     def __init__(self, owner: str, log: logging.Logger, /) -> None:
@@ -25,7 +28,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, what: str, work: Coroutine[Any, Any, T], /) -> asyncio.Task[T]:
-        """Run ``work``; its failure is reported unless somebody awaits and takes it first."""
+        """Run ``work`` until it ends or ``stop`` cancels it."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self.owner}: {what}")
         self._running[task] = None
         task.add_done_callback(self._ended)
@@ -43,7 +46,8 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._running[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, LMCacheError):
             self._log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
 

@@ -41,8 +41,8 @@ class BreakerOptions:
     """
 
     open_after: int = 5
-    pause: Duration = Duration(1.0)  # noqa: RUF009  # a number
-    longest_pause: Duration = Duration(60.0)  # noqa: RUF009  # a number
+    pause: Duration = Duration(1.0)  # a number
+    longest_pause: Duration = Duration(60.0)  # a number
 
 
 class State(Enum):
@@ -69,6 +69,11 @@ class Breaker(Wrapper):
         self._failures = 0
         self._rests = 0
         self._until = 0.0
+
+    @property
+    def resting(self) -> bool:
+        """Whether calls are refused, all but a probe."""
+        return self.state is not State.CLOSED
 
     async def lookup(
         self, keys: Sequence[Key], /, *, deadline: float | None = None
@@ -104,10 +109,13 @@ class Breaker(Wrapper):
 
     async def _guard(self, call: Callable[[], Awaitable[R]], deadline: float | None) -> R:
         now = self.context.clock.now
-        if self.state is State.OPEN and now() >= self._until:
-            self._change(State.HALF_OPEN, "trying again")
-        elif self.state is not State.CLOSED:
-            raise Unavailable(f"tier {self.context.tier} is resting after failures", retryable=False)
+        if self.state is not State.CLOSED:
+            if self.state is State.OPEN and now() >= self._until:
+                self._change(State.HALF_OPEN, "trying again")
+            else:
+                raise Unavailable(
+                    f"tier {self.context.tier} is resting after failures", retryable=False
+                )
         try:
             result = await call()
         except BackendError as error:
@@ -116,7 +124,7 @@ class Breaker(Wrapper):
         except BaseException:
             # Cancelled. Late is the store's fault; otherwise the caller lost interest and nothing is known.
             late = deadline is not None and now() >= deadline
-            if late or self.state is State.HALF_OPEN:
+            if late or self.resting:
                 self._note("no answer before the deadline")
             raise
         self._note(_reason(result))
@@ -144,7 +152,11 @@ class Breaker(Wrapper):
 
 def _reason(result: object) -> str | None:
     """The first error when every item of a batch failed for the store's sake."""
-    errors = [getattr(item, "error", None) for item in result] if isinstance(result, list | tuple) else []
+    errors = (
+        [getattr(item, "error", None) for item in result]
+        if isinstance(result, list | tuple)
+        else []
+    )
     if errors and all(error is not None and not isinstance(error, Corrupt) for error in errors):
         return str(errors[0])
     return None

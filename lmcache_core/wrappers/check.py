@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
 
 from lmcache_core import frame
 from lmcache_core.spi import (
     AbstractBackend,
-    BackendError,
     Context,
     Corrupt,
     Key,
@@ -24,10 +22,8 @@ from lmcache_core.spi import (
     StoreDone,
     Wrapper,
 )
+from lmcache_core.wrappers.offload import Offload
 
-R = TypeVar("R")
-INLINE_NBYTES = 128 << 10
-"""Shorter frames are verified on the event loop: a thread costs more than their digest."""
 HEADERS = 1024
 """Headers remembered for loads of ranges."""
 
@@ -70,15 +66,20 @@ class Check(Wrapper):
             if done is not None:
                 done(index, result)
 
-        async with _Checks(self.context, finish) as checks:
+        async with Offload(self.context) as offload:
 
             def arrived(position: int, result: Loaded) -> None:
                 index = whole[position]
-                if result.status is LoadStatus.FILLED:
-                    views = batch[index].into
-                    checks.begin(index, result, verify_frame, batch[index].key, views, result.nbytes)
-                else:
+                if result.status is not LoadStatus.FILLED:
                     finish(index, result)
+                    return
+                load = batch[index]
+                offload.begin(
+                    result.nbytes,
+                    lambda: verify_frame(load.key, load.into, result.nbytes),
+                    lambda _: finish(index, result),
+                    lambda error: finish(index, Loaded.failed(error)),
+                )
 
             for index, load in enumerate(batch):
                 if load.offset or load.length is not None:
@@ -100,22 +101,19 @@ class Check(Wrapper):
         results: dict[int, Stored] = {}
         good: list[int] = []
 
-        def checked(index: int, result: Any) -> None:
-            if isinstance(result, Loaded) and result.status is LoadStatus.FAILED:
-                assert result.error is not None
-                finish(index, Stored.failed(result.error))
-            else:
-                good.append(index)
-
         def finish(index: int, result: Stored) -> None:
             results[index] = result
             if done is not None:
                 done(index, result)
 
-        async with _Checks(self.context, checked) as checks:
+        async with Offload(self.context) as offload:
             for index, item in enumerate(batch):
-                probe = Loaded.filled(item.nbytes)
-                checks.begin(index, probe, verify_frame, item.key, item.parts, item.nbytes)
+                offload.begin(
+                    item.nbytes,
+                    partial(verify_frame, item.key, item.parts, item.nbytes),
+                    lambda _, index=index: good.append(index),  # type: ignore[misc]
+                    lambda error, index=index: finish(index, Stored.failed(error)),  # type: ignore[misc]
+                )
         good.sort()
         if good:
             await self.inner.store(
@@ -156,7 +154,9 @@ class Check(Wrapper):
             result = (await self.inner.load([load], deadline=deadline))[0]
             if result.status is not LoadStatus.FILLED:
                 return result
-            return Loaded.failed(Corrupt(f"{load.key!r} is longer than its frame", operation="load"))
+            return Loaded.failed(
+                Corrupt(f"{load.key!r} is longer than its frame", operation="load")
+            )
         begin, end, covered = _around(header, load.offset, stop)
         body = await self._read(load.key, begin, end - begin, deadline) if end > begin else head[:0]
         if isinstance(body, Loaded):
@@ -170,7 +170,11 @@ class Check(Wrapper):
             return Loaded.failed(error)
         at, views = load.offset, list(load.into)
         while at < stop:
-            source = head[at : min(stop, header.nbytes)] if at < header.nbytes else body[at - begin : stop - begin]
+            source = (
+                head[at : min(stop, header.nbytes)]
+                if at < header.nbytes
+                else body[at - begin : stop - begin]
+            )
             room = min(views[0].nbytes, source.nbytes)
             views[0][:room] = source[:room]
             views[0] = views[0][room:]
@@ -187,7 +191,9 @@ class Check(Wrapper):
         load = Load(key, (scratch,), offset, nbytes)
         result = (await self.inner.load([load], deadline=deadline))[0]
         if result.status is LoadStatus.FILLED and result.nbytes != nbytes:
-            return Loaded.failed(Corrupt(f"{key!r} ends at {offset + result.nbytes}", operation="load"))
+            return Loaded.failed(
+                Corrupt(f"{key!r} ends at {offset + result.nbytes}", operation="load")
+            )
         return scratch if result.status is LoadStatus.FILLED else result
 
 
@@ -204,7 +210,9 @@ def verify_frame(key: Key, views: Sequence[memoryview], nbytes: int, /) -> None:
     frame.verify(header, whole[header.nbytes : nbytes])
 
 
-def _around(header: frame.Header, offset: int, stop: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+def _around(
+    header: frame.Header, offset: int, stop: int
+) -> tuple[int, int, list[tuple[int, int, int]]]:
     """Bytes to read for a range, and (index, offset, length) of the segments in them."""
     if stop <= header.nbytes:
         return header.nbytes, header.nbytes, []
@@ -218,49 +226,3 @@ def _around(header: frame.Header, offset: int, stop: int) -> tuple[int, int, lis
     if not covered:
         return stop, stop, []
     return covered[0][1], covered[-1][1] + covered[-1][2], covered
-
-
-class _Checks:
-    """Verifications under way; leaving the block waits for all of them, cancelled or not (B5)."""
-
-    def __init__(self, context: Context, finish: Callable[[int, Loaded], None]) -> None:
-        self._context = context
-        self._finish = finish
-        self._running: set[asyncio.Future[None]] = set()
-
-    def begin(
-        self, index: int, result: Loaded, function: Callable[..., None], key: Key, *args: Any
-    ) -> None:
-        if result.nbytes < INLINE_NBYTES:
-            try:
-                function(key, *args)
-            except Corrupt as error:
-                result = Loaded.failed(error)
-            self._finish(index, result)
-            return
-
-        def ended(future: asyncio.Future[None]) -> None:
-            self._running.discard(future)
-            if future.cancelled():
-                return  # the block was left by cancellation; nobody wants the result
-            error = future.exception()
-            assert error is None or isinstance(error, BackendError), error
-            self._finish(index, result if error is None else Loaded.failed(error))
-
-        future = asyncio.wrap_future(self._context.executor.submit(function, key, *args))
-        self._running.add(future)
-        future.add_done_callback(ended)
-
-    async def __aenter__(self) -> _Checks:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        cancelled = False
-        while self._running:
-            try:
-                await asyncio.wait(set(self._running))
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError

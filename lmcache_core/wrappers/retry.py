@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from lmcache_core.spi import (
 )
 
 R = TypeVar("R", Loaded, Stored)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class RetryOptions:
     """
 
     attempts: int = 2
-    pause: Duration = Duration(0.01)  # noqa: RUF009  # a number
+    pause: Duration = Duration(0.01)  # a number
     budget: float = 0.1
 
 
@@ -110,7 +111,9 @@ class Retry(Wrapper):
     def _earn(self) -> None:
         self._credit = min(self.BURST, self._credit + self.config.budget)
 
-    async def _whole(self, verb: str, call: Callable[[], Any], deadline: float | None) -> Any:
+    async def _whole(
+        self, verb: str, call: Callable[[], Awaitable[T]], deadline: float | None
+    ) -> T:
         self._earn()
         attempt = 1
         while True:
@@ -124,49 +127,53 @@ class Retry(Wrapper):
     async def _items(
         self,
         verb: str,
-        call: Callable[[Sequence[Any], Callable[[int, R], None]], Any],
+        call: Callable[[Sequence[Any], Callable[[int, R], None]], Awaitable[Sequence[R]]],
         batch: Sequence[Any],
         done: Callable[[int, R], None] | None,
         deadline: float | None,
     ) -> list[R]:
         results: dict[int, R] = {}
-        finals: set[int] = set()
-        left = list(range(len(batch)))
-        attempt = 1
-        self._earn()
+        told: set[int] = set()
 
         def settle(index: int, result: R) -> None:
             results[index] = result
-            if index not in finals:
-                finals.add(index)
+            if index not in told:
+                told.add(index)
                 if done is not None:
                     done(index, result)
 
+        left: list[int] = list(range(len(batch)))
+        attempt = 1
+        self._earn()
         while True:
+            trying: list[int] = left
 
-            def early(position: int, result: R, left: list[int] = left) -> None:
+            def early(position: int, result: R, trying: list[int] = trying) -> None:
                 if result.error is None:
-                    settle(left[position], result)
+                    settle(trying[position], result)
 
             failure: BackendError | None = None
             try:
-                ended = await call([batch[index] for index in left], early)
-                for index, result in zip(left, ended, strict=True):
-                    results[index] = result
-                    if result.error is None:
-                        settle(index, result)
-                    elif result.error.retryable:
-                        failure = failure or result.error
+                ended = await call([batch[index] for index in trying], early)
             except BackendError as error:
-                if await self._again(verb, attempt, error, deadline):
-                    attempt += 1
-                    continue
-                if len(results) < len(batch):
+                failure = error
+                if len(results) < len(batch) and not await self._again(
+                    verb, attempt, error, deadline
+                ):
                     raise
-                break
+                if len(results) == len(batch):
+                    break
+                attempt += 1
+                continue
+            for index, result in zip(trying, ended, strict=True):
+                results[index] = result
+                if result.error is None:
+                    settle(index, result)
+                elif result.error.retryable:
+                    failure = failure or result.error
             if failure is None or not await self._again(verb, attempt, failure, deadline):
                 break
-            left = [i for i in left if (e := results[i].error) is not None and e.retryable]
+            left = [i for i in trying if (e := results[i].error) is not None and e.retryable]
             attempt += 1
         for index in range(len(batch)):
             settle(index, results[index])
