@@ -118,7 +118,7 @@ class SimDisk:
     def find(self, path: str) -> Node:
         node = self.root
         for part in path.split("/"):
-            if part:
+            if part not in ("", "."):
                 if node.kind != "folder":
                     raise OSError(errno.ENOTDIR, "Not a directory", path)
                 if part not in node.entries:

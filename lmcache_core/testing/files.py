@@ -60,7 +60,7 @@ class SimFiles:
         self._rules: list[_Rule] = []
 
     def fail(self, call: str, code: int, /, *, path: str = "", times: int = 1) -> None:
-        """Let the next calls of this name (on paths containing ``path``) raise ``OSError(code)``."""
+        """Let the next calls of this name ("" for any), on paths containing ``path``, raise ``OSError(code)``."""
         self._rules.append(_Rule(call, path, times, code, False, None))
 
     def shorten(self, call: str, /, *, path: str = "", times: int = 1) -> None:
@@ -80,11 +80,14 @@ class SimFiles:
         return release
 
     def kill(self) -> None:
-        """End the process: descriptors and locks are gone, everything written stays."""
+        """End the process between two calls: descriptors and locks are gone, everything written stays.
+
+        Whoever still calls gets EIO, so that a test can tidy up as if nothing had happened.
+        """
         with self.disk.mutex:
             for descriptor in list(self._open):
                 self._close(descriptor)
-            self.crash_at = self.calls
+            self.fail("", errno.EIO, times=1 << 60)
 
     @property
     def open_paths(self) -> list[str]:
@@ -264,7 +267,7 @@ class SimFiles:
             self.calls += 1
             if self.crash_at is not None and self.calls > self.crash_at:
                 raise SimCrash(f"the process ended before call {self.crash_at}")
-            rule = next((r for r in self._rules if r.call == call and r.path in path), None)
+            rule = next((r for r in self._rules if r.call in ("", call) and r.path in path), None)
             if rule is not None and rule.gate is None:
                 rule.times -= 1
                 if not rule.times:

@@ -2,25 +2,30 @@
 
 import itertools
 import os
+from typing import ClassVar
 
 import pytest
-
 from lmcache_backend_disk import DiskBackend, FsBackend
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
-from lmcache_core.testing import BackendTests, simulated_context
-from lmcache_core.testing import test_context as real_context
+
+from lmcache_core.testing.backend import BackendTests
+from lmcache_core.testing.contexts import simulated_context
+from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.files import SimDisk, SimFiles
 
 _numbers = itertools.count()
 
 
+FAN_OUT = 16
+
+
 def path_of(folder, key):
-    return f"{folder}/{key.text[-2:]}/{key.text}"
+    return f"{folder}/{key.text[-1]}/{key.text}"
 
 
 class OnRealDisk(BackendTests):
     backend = DiskBackend
-    options = {}
+    options: ClassVar = {}
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path):
@@ -28,7 +33,9 @@ class OnRealDisk(BackendTests):
 
     def make_backend(self):
         folder = self.folder = f"{self.folder}{next(_numbers)}"
-        return self.backend(DiskConfig(path=folder, **self.options), real_context())
+        return self.backend(
+            DiskConfig(path=folder, fan_out=FAN_OUT, **self.options), real_context()
+        )
 
     def reopen(self, store):
         return self.backend(store.config, real_context())
@@ -53,11 +60,11 @@ class TestDisk(OnRealDisk):
 
 
 class TestDiskThroughThePageCache(OnRealDisk):
-    options = {"direct": Direct.OFF, "sync": Sync.NONE}
+    options: ClassVar = {"direct": Direct.OFF, "sync": Sync.NONE}
 
 
 class TestDiskDurable(OnRealDisk):
-    options = {"sync": Sync.DURABLE, "verify_writes": True, "fan_out": 256}
+    options: ClassVar = {"sync": Sync.DURABLE, "verify_writes": True}
 
 
 class TestFs(OnRealDisk):
@@ -67,7 +74,7 @@ class TestFs(OnRealDisk):
 class OnSimulatedDisk(BackendTests):
     backend = DiskBackend
     simulated = True
-    options = {}
+    options: ClassVar = {}
 
     def make_backend(self):
         self.disk = SimDisk(next(_numbers))
@@ -99,20 +106,20 @@ class OnSimulatedDisk(BackendTests):
 
     def _on(self, disk):
         context = simulated_context(files=SimFiles(disk))
-        return self.backend(DiskConfig(path="/kv", **self.options), context)
+        return self.backend(DiskConfig(path="/kv", fan_out=FAN_OUT, **self.options), context)
 
 
 class TestSimulatedDisk(OnSimulatedDisk):
-    options = {"sync": Sync.DURABLE}
+    options: ClassVar = {"sync": Sync.DURABLE}
 
 
 class TestSimulatedDiskThroughThePageCache(OnSimulatedDisk):
-    options = {"direct": Direct.OFF, "sync": Sync.NONE}
+    options: ClassVar = {"direct": Direct.OFF, "sync": Sync.NONE}
 
 
 class TestSimulatedFs(OnSimulatedDisk):
     backend = FsBackend
-    options = {"sync": Sync.DURABLE}
+    options: ClassVar = {"sync": Sync.DURABLE}
 
 
 class TestSimulatedFsWithoutLinks(OnSimulatedDisk):

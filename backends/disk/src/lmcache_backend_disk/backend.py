@@ -199,8 +199,7 @@ class DiskBackend(BlockingBackend):
                     if root.shard_of(name) == shard and (found := root.find(name)) is not None:
                         nbytes += found.allocated + ENTRY_NBYTES
                         values += 1
-        free = sum(self.context.files.free(root.path) for root in self._roots)
-        return Usage(nbytes, values, nbytes + free)
+        return Usage(nbytes, values)
 
     def _scan(self, after: str | None, limit: int) -> ScanPage:
         values: list[tuple[Key, Found]] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lmcache_backend_disk import opening
 from lmcache_backend_disk.config import Direct, Sync
-from lmcache_backend_disk.folder import CREATE, GONE, O_DIRECT, READ, Folder, reason
+from lmcache_backend_disk.folder import GONE, O_DIRECT, READ, Folder, reason
 from lmcache_backend_disk.transfer import read_into, same_bytes, write_from
 from lmcache_core.spi import ConfigError, Corrupt, FileStatus
 
@@ -124,19 +124,13 @@ class Root:
         if self.find(name) is not None:
             self._settle(name)
             return False
-        temporary = self._folder.temporary()
         try:
-            try:
-                self._write(temporary, views)
-            except OSError as error:
-                if error.errno != errno.EINVAL or not self.direct:
-                    raise
-                self._give_up_direct(error)
-                self._files.unlink(temporary)
-                self._write(temporary, views)
-            stored = self._publish(temporary, name)
-        finally:
-            self._folder.discard(temporary)
+            stored = self._publish(views, name)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.direct:
+                raise
+            self._give_up_direct(error)
+            stored = self._publish(views, name)
         try:
             self._settle(name)
         except OSError:
@@ -193,26 +187,34 @@ class Root:
             raise Corrupt(f"{path} ended after {offset + got} of {offset + wanted} bytes")
         return got
 
-    def _write(self, path: str, views: Sequence[memoryview]) -> None:
-        files, direct, scratch = self._files, self.direct, self._folder.scratch.view
-        nbytes = sum(view.nbytes for view in views)
-        descriptor = files.open(path, CREATE | (O_DIRECT if direct else 0), 0o600)
+    def _publish(self, views: Sequence[memoryview], name: str) -> bool:
+        """Write a file and give it its name; False when the name is taken."""
+        direct = self.direct
+        temporary, descriptor = self._folder.create(O_DIRECT if direct else 0)
         try:
-            files.allocate(descriptor, nbytes)
-            write_from(files, descriptor, views, scratch=scratch if direct else None)
-            if files.status_of(descriptor).nbytes != nbytes:
-                raise OSError(errno.EIO, "file has another length than was written")
-            if self._sync is not Sync.NONE:
-                files.sync(descriptor)
-            if self._verify and not same_bytes(
-                files, descriptor, views, scratch=scratch, direct=direct
-            ):
-                raise OSError(errno.EIO, "file does not read back as it was written")
+            try:
+                self._write(descriptor, views, direct=direct)
+            finally:
+                self._files.close(descriptor)
+            return self._name(temporary, name)
         finally:
-            files.close(descriptor)
+            self._folder.discard(temporary)
 
-    def _publish(self, temporary: str, name: str) -> bool:
-        """Give a finished file its name; False when the name is taken."""
+    def _write(self, descriptor: int, views: Sequence[memoryview], *, direct: bool) -> None:
+        files, scratch = self._files, self._folder.scratch.view
+        nbytes = sum(view.nbytes for view in views)
+        files.allocate(descriptor, nbytes)
+        write_from(files, descriptor, views, scratch=scratch if direct else None)
+        if files.status_of(descriptor).nbytes != nbytes:
+            raise OSError(errno.EIO, "file has another length than was written")
+        if self._sync is not Sync.NONE:
+            files.sync(descriptor)
+        if self._verify and not same_bytes(
+            files, descriptor, views, scratch=scratch, direct=direct
+        ):
+            raise OSError(errno.EIO, "file does not read back as it was written")
+
+    def _name(self, temporary: str, name: str) -> bool:
         target = self.path_of(name)
         for _ in range(3):  # two things may have to be put right first
             try:

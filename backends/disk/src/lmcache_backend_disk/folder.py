@@ -37,7 +37,7 @@ class Folder:
     """The folder of a store and the calls into it.
 
     Args:
-        identity: prefix of temporary names, unique among all writers of the folder.
+        identity: prefix of temporary names, different from that of other writers as far as chance allows.
         note: says something in the tier's log, once per kind.
     """
 
@@ -54,11 +54,22 @@ class Folder:
         self._leader = threading.Lock()
         self._batch = _Batch()
 
-    def temporary(self) -> str:
-        """A path nobody has used."""
-        with self.mutex:
-            self._counter += 1
-            return f"{self.path}/tmp/{self._identity}-{self._counter:x}"
+    def create(self, flags: int = 0) -> tuple[str, int]:
+        """Make a temporary file; return its path and a descriptor for reading and writing."""
+        remade = False
+        while True:
+            with self.mutex:
+                self._counter += 1
+                path = f"{self.path}/tmp/{self._identity}-{self._counter:x}"
+            try:
+                return path, self.files.open(path, CREATE | flags, 0o600)
+            except FileExistsError:
+                continue  # of an earlier process that drew the same identity
+            except FileNotFoundError:
+                if remade:
+                    raise
+                remade = True
+                self.mkdir(f"{self.path}/tmp")
 
     def discard(self, path: str) -> None:
         """Remove a file if it is there."""

@@ -7,7 +7,7 @@ import os
 import re
 
 from lmcache_backend_disk.config import Direct
-from lmcache_backend_disk.folder import CREATE, FULL, GONE, O_DIRECT, READ, Folder
+from lmcache_backend_disk.folder import FULL, GONE, O_DIRECT, READ, Folder
 from lmcache_backend_disk.transfer import BLOCK
 from lmcache_core.spi import ConfigError, Unavailable
 
@@ -126,24 +126,27 @@ def probe(folder: Folder, direct: Direct) -> bool:
     """
     if direct is Direct.OFF:
         return False
-    path, files = folder.temporary(), folder.files
-    block = folder.scratch.view[:BLOCK]
+    files, block = folder.files, folder.scratch.view[:BLOCK]
     works = False
     try:
-        descriptor = files.open(path, CREATE | O_DIRECT)
+        path, descriptor = folder.create(O_DIRECT)
+    except OSError as error:
+        # A full disk: the first transfer will tell. The other one is how a file system declines.
+        if error.errno not in (*FULL, errno.EINVAL):
+            raise
+        works = error.errno in FULL
+    else:
         try:
             files.pwritev(descriptor, [block], 0)
             files.truncate(descriptor, 100)
             works = O_DIRECT != 0 and files.preadv(descriptor, [block], 0) == 100
+        except OSError as error:
+            if error.errno not in (*FULL, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            works = error.errno in FULL
         finally:
             files.close(descriptor)
-    except OSError as error:
-        if error.errno in FULL:
-            return True  # the first transfer will tell
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    finally:
-        folder.discard(path)
+            folder.discard(path)
     if not works and direct is Direct.ON:
         raise ConfigError(f"{folder.path} cannot do direct transfers; set direct to auto or off")
     if not works:
@@ -175,10 +178,10 @@ def _boot(folder: Folder) -> bytes:
 
 
 def _write_layout(folder: Folder, path: str, fan_out: int) -> None:
-    temporary, files = folder.temporary(), folder.files
+    files = folder.files
     text = b"lmcache disk 1\nfan_out %d\n" % fan_out
+    temporary, descriptor = folder.create()
     try:
-        descriptor = files.open(temporary, CREATE)
         try:
             files.pwritev(descriptor, [memoryview(text)], 0)
             files.sync(descriptor)
@@ -191,9 +194,9 @@ def _write_layout(folder: Folder, path: str, fan_out: int) -> None:
 
 
 def _server_time(folder: Folder) -> float:
-    path = folder.temporary()
+    path, descriptor = folder.create()
+    folder.files.close(descriptor)
     try:
-        folder.files.close(folder.files.open(path, CREATE))
         return folder.files.status(path).modified
     finally:
         folder.discard(path)
