@@ -76,7 +76,9 @@ class Offer:
 
     @property
     def version(self) -> str:
-        return self.entry.dist.version if self.entry and self.entry.dist else ""
+        if self.entry is None or self.entry.dist is None:
+            return __version__ if self.core else ""
+        return self.entry.dist.version
 
     @property
     def core(self) -> bool:
@@ -176,6 +178,15 @@ class Registry:
     def offers(self, kind: str, /) -> list[Offer]:
         """Everything installed of a kind, allowed or not, without importing any of it."""
         offers = [offer for offer in self._find() if offer.kind == kind]
+        targets = {offer.target for offer in offers}
+        # What the core itself brings is there even where the core was never installed.
+        offers += [
+            Offer(kind, entry.name, entry.object)
+            for entry in self.catalogue
+            if entry.kind == kind
+            and entry.object.startswith(PREFIX)
+            and entry.object not in targets
+        ]
         for finder in (offer for offer in self._find() if offer.kind == FINDERS):
             if self.refusal(finder) is None:
                 for name, target in self._call(finder, kind).items():

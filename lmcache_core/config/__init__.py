@@ -1,7 +1,7 @@
 """Configuration: records, and how they are read from files, the environment, engines and flags."""
 
 from lmcache_core.config.binding import Setting, bind
-from lmcache_core.config.load import Effective, load
+from lmcache_core.config.load import Effective, load, permissions
 from lmcache_core.config.records import (
     Config,
     EngineConfig,
@@ -37,4 +37,5 @@ __all__ = [
     "bind",
     "items",
     "load",
+    "permissions",
 ]

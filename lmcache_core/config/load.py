@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -86,19 +86,7 @@ def load(
         PluginError: a named plugin cannot be used.
     """
     notes: list[str] = []
-    tree: Tree = {}
-    tiers: Item | None = None
-    changes: list[Item] = []
-    for source in _sources(path, env, engine or {}, flags or {}, notes):
-        source = rename(source, notes)
-        written = source.pop("tiers", None)
-        if written is not None:
-            fresh = reread(written)
-            if isinstance(fresh.value, dict):
-                changes.append(fresh)
-            else:
-                tiers, changes = fresh, []
-        tree = merge(tree, source)
+    tree, tiers, changes = _gather(_sources(path, env, engine or {}, flags or {}, notes), notes)
     settings: list[Setting] = []
     short = {key: tree.pop(key) for key in TIER_KEYS if key in tree}
     sections = {key: tree.pop(key) for key in _SECTIONS if key in tree}
@@ -107,9 +95,7 @@ def load(
     heads: list[Setting] = []
     plugins = bind(PluginsConfig, sections.get("plugins", none), "plugins", heads)
     if registry is None:
-        registry = Registry(
-            allow=plugins.allow, deny=plugins.deny, allow_paths=plugins.allow_paths, environment=env
-        )
+        registry = _registry(plugins, env)
     binder = _Binder(registry, settings)
     managers = binder.choices("key_managers", sections.get("key_managers"), "key_managers")
     valid = (*_SECTIONS, *(key for key in BY_KEY))
@@ -132,6 +118,40 @@ def load(
     )
     binder.check(engine_config)
     return Effective(config, (*settings, *heads), tuple(notes), registry)
+
+
+def permissions(
+    path: str | os.PathLike[str] | None = None, /, *, env: Mapping[str, str] = os.environ
+) -> Registry:
+    """The registry under the permissions that the configuration gives; nothing else of it is bound."""
+    tree, _, _ = _gather(_sources(path, env, {}, {}, []), [])
+    return _registry(
+        bind(PluginsConfig, tree.get("plugins", Item({}, "default")), "plugins", []), env
+    )
+
+
+def _registry(plugins: PluginsConfig, env: Mapping[str, str]) -> Registry:
+    return Registry(
+        allow=plugins.allow, deny=plugins.deny, allow_paths=plugins.allow_paths, environment=env
+    )
+
+
+def _gather(sources: Iterable[Tree], notes: list[str]) -> tuple[Tree, Item | None, list[Item]]:
+    """Lay the sources over each other: everything but tiers, the list of tiers, changes to single ones."""
+    tree: Tree = {}
+    tiers: Item | None = None
+    changes: list[Item] = []
+    for source in sources:
+        renamed = rename(source, notes)
+        written = renamed.pop("tiers", None)
+        if written is not None:
+            fresh = reread(written)
+            if isinstance(fresh.value, dict):
+                changes.append(fresh)
+            else:
+                tiers, changes = fresh, []
+        tree = merge(tree, renamed)
+    return tree, tiers, changes
 
 
 def _sources(

@@ -1,0 +1,132 @@
+"""The ``lmcache`` command. A command is imported when it is chosen, never for ``--help``.
+
+Results go to standard output (``--json``: one JSON document), everything else to standard error.
+Exit status: 0 good, 1 findings, 2 usage or configuration, 3 something could not be reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lmcache_core import __version__
+
+OWN = {
+    "config": ("lmcache_core.cli.config", "Show every effective setting and where it came from."),
+    "doctor": ("lmcache_core.cli.doctor", "Check this machine, the plugins and every configured tier."),
+    "plugins": ("lmcache_core.cli.plugins", "List, verify and start plugins."),
+}  # fmt: skip
+"""Commands of the core: module with an ``app``, and help. Others come from ``lmcache_core.commands``."""
+
+
+class Commands(TyperGroup):
+    """Finds commands by name: the core's own, then those of installed distributions."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*OWN, *_registry().names("commands")})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in OWN:
+            found = importlib.import_module(OWN[cmd_name][0]).app
+        elif cmd_name in _registry().names("commands"):
+            found = _registry().load("commands", cmd_name)
+        else:
+            return None
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = {offer.name: f"From {offer.dist}." for offer in _registry().offers("commands")}
+        rows.update((name, text) for name, (_, text) in OWN.items())
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows.items()))
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="lmcache",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="A KV cache that every request, process, restart and engine can use.",
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        print(f"lmcache {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status; every error is one line on standard error."""
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(
+            args=list(sys.argv[1:] if arguments is None else arguments),
+            prog_name="lmcache",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+        return int(status or 0)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # `lmcache plugins | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001  named boundary: a command must never end in a traceback
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from lmcache_core.spi import BackendError, ConfigError, LMCacheError, PluginError
+
+    if isinstance(error, typer.Abort):
+        return _fail("interrupted", 130)
+    if (
+        show := getattr(error, "format_message", None)
+    ) is not None:  # about the command line itself
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(show(), file=sys.stderr)
+            return 2
+        text = " ".join(show().split()).rstrip(".")
+        where = f" (see `{context.command_path} --help`)" if context is not None else ""
+        return _fail(f"{text[:1].lower()}{text[1:]}{where}", 2)
+    if os.environ.get("LMCACHE_DEBUG"):
+        raise error
+    first = str(error).split("\n", 1)[0]
+    if isinstance(error, (ConfigError, PluginError)):
+        return _fail(first, 2)
+    if isinstance(error, (BackendError, ConnectionError, TimeoutError)):
+        return _fail(first, 3)
+    if isinstance(error, (LMCacheError, OSError)):
+        return _fail(first, 1)
+    return _fail(
+        f"internal error: {type(error).__name__}: {first} (LMCACHE_DEBUG=1 shows where)", 1
+    )
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"lmcache: {message}", file=sys.stderr)
+    return status
+
+
+def _registry() -> Any:
+    from lmcache_core.registry import Registry
+
+    return Registry()

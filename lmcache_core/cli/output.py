@@ -1,0 +1,27 @@
+"""How commands print: tables for people, one JSON document for programs, remarks on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+
+def print_json(document: object, /) -> None:
+    """Print one JSON document."""
+    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], /) -> None:
+    """Print aligned columns; the last one is as wide as it needs to be, empty columns are left out."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    used = [i for i in range(len(head)) if any(row[i] for row in texts)]
+    lines = [list(head), *texts] if texts else [list(head)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        print("  ".join(line[i].ljust(widths[i]) for i in used or range(len(head))).rstrip())
+
+
+def remark(text: str, /) -> None:
+    """Say something that is not the result."""
+    print(text, file=sys.stderr)

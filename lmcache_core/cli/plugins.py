@@ -1,0 +1,193 @@
+"""``lmcache plugins``: list what is there, verify a backend, start a new one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmcache_core.cli.config import Json
+from lmcache_core.cli.output import print_json, print_table, remark
+
+if TYPE_CHECKING:
+    from lmcache_core.registry import Offer, Registry
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="List, verify and start plugins.",
+)
+COLUMNS = ("kind", "name", "dist", "version", "state", "reason", "capabilities")
+FAULTS = ("broken", "incompatible", "conflicting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line. ``state`` is one of: installed, ready, unavailable, broken, incompatible, conflicting,
+    denied, not installed, retired; those from ``ready`` to ``incompatible`` are known after asking only.
+    """
+
+    kind: str
+    name: str
+    dist: str
+    version: str
+    state: str
+    reason: str = ""
+    capabilities: tuple[str, ...] = ()
+
+
+@app.callback()
+def plugins(
+    context: typer.Context,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="Whose permissions to apply.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Import each plugin and ask whether it works here.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """List the plugins that are installed or could be."""
+    if context.invoked_subcommand is not None:
+        return 0
+    from lmcache_core.config import permissions
+
+    lines = listing(permissions(file), probe=probe)
+    if as_json:
+        print_json([asdict(line) for line in lines])
+    else:
+        print_table(
+            COLUMNS,
+            [
+                (*[getattr(line, key) for key in COLUMNS[:-1]], ", ".join(line.capabilities))
+                for line in lines
+            ],
+        )
+        if not probe:
+            remark("nothing was imported; --probe asks each plugin whether it works here")
+    return int(any(line.state in FAULTS for line in lines))
+
+
+@app.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="A backend: NAME or NAME@DISTRIBUTION.")],
+    file: Annotated[
+        Path | None, typer.Option("--config", help="File with a tier of this plugin.")
+    ] = None,
+    only: Annotated[str | None, typer.Option("--only", help="One law, such as B5.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Run the conformance kit against a backend; writes conformance.json."""
+    try:
+        run = importlib.import_module("lmcache_core.testing.verify").verify
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lmcache_core"):
+            raise
+        from lmcache_core.spi import PluginUnavailable
+
+        raise PluginUnavailable(
+            f"the kit needs {error.name}: pip install 'lmcache[testing]'"
+        ) from error
+    return int(run(name, config=file, only=only, as_json=as_json))
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="What to start: backend.")],
+    name: Annotated[str, typer.Argument(help="Its name in configuration, such as tape.")],
+    into: Annotated[Path, typer.Option("--into", help="Folder to make it in.")] = Path(),
+) -> int:
+    """Start a plugin from the template, with its tests."""
+    from lmcache_core.cli.scaffold import scaffold
+
+    folder = scaffold(kind, name, into)
+    remark(f"made {folder}; next: pip install -e {folder} && lmcache plugins verify {name}")
+    print(folder)
+    return 0
+
+
+def listing(registry: Registry, /, *, probe: bool = False) -> list[Listed]:
+    """Everything installed or in the catalogue; with ``probe`` each allowed plugin is imported and asked."""
+    from lmcache_core.registry import KINDS
+
+    lines = []
+    for kind in KINDS:
+        offers = sorted(registry.offers(kind), key=lambda offer: (offer.name, offer.target))
+        lines += [_line(registry, offer, offers, probe) for offer in offers]
+    have = {(line.kind, line.name) for line in lines}
+    for entry in registry.catalogue:
+        if entry.kind in KINDS and (entry.kind, entry.name) not in have:
+            retired = entry.status == "retired"
+            lines.append(
+                Listed(
+                    kind=entry.kind,
+                    name=entry.name,
+                    dist=entry.dist,
+                    version="",
+                    state="retired" if retired else "not installed",
+                    reason=entry.reason if retired else registry.command(entry),
+                )
+            )
+    return lines
+
+
+def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) -> Listed:
+    from lmcache_core.registry import joined
+
+    rivals = [
+        o for o in offers
+        if o.name == offer.name and o.target != offer.target and registry.refusal(o) is None
+    ]  # fmt: skip
+    state, reason = "installed", ""
+    capabilities: tuple[str, ...] = ()
+    if refusal := registry.refusal(offer):
+        state, reason = "denied", refusal
+    elif rivals:
+        state, reason = "conflicting", f"also offered by {joined(o.dist for o in rivals)}"
+    elif probe:
+        state, reason, capabilities = ask(registry, offer)
+    return Listed(
+        kind=offer.kind, name=offer.name, dist=offer.dist, version=offer.version,
+        state=state, reason=reason, capabilities=capabilities,
+    )  # fmt: skip
+
+
+def ask(registry: Registry, offer: Offer, /) -> tuple[str, str, tuple[str, ...]]:
+    """Import one plugin: its state, the reason, and what its class declares."""
+    from lmcache_core.registry import unavailable
+    from lmcache_core.spi import PluginIncompatible, PluginLoadError
+
+    try:
+        found = registry.import_offer(offer)
+        reason = unavailable(found, f"{offer.kind} {offer.name!r}")
+    except PluginIncompatible as error:
+        return "incompatible", str(error), ()
+    except PluginLoadError as error:
+        return "broken", str(error), ()
+    return ("unavailable" if reason else "ready"), reason or "", capabilities_of(found)
+
+
+def capabilities_of(found: Any, /) -> tuple[str, ...]:
+    """What a class declares for all its instances; empty when only instances know."""
+    from lmcache_core.spi import Capabilities
+
+    declared = getattr(found, "capabilities", None)
+    if not isinstance(declared, Capabilities):
+        return ()
+    plain = Capabilities()
+    changed = {
+        name: value
+        for name in Capabilities.__dataclass_fields__
+        if (value := getattr(declared, name)) != getattr(plain, name)
+    }
+    return tuple(name if v is True else f"{name}={_text(v)}" for name, v in changed.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return "+".join(sorted(map(_text, value)))
+    return str(getattr(value, "value", value))
