@@ -47,7 +47,7 @@ NAMES = (
 """What an implementation must offer, besides ``INSTRUCTIONS: str``."""
 
 _NO_EXTRAS = bytes(4)
-_POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; `mmap` has no names for them
+_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it
 
 
 class PlaneTable:
@@ -238,10 +238,14 @@ class Reference:
             base = start & -mmap.PAGESIZE
             libc = ctypes.CDLL(None, use_errno=True)
             length = ctypes.c_size_t(start + memory.nbytes - base)
-            if libc.madvise(ctypes.c_void_p(base), length, _POPULATE_WRITE) == 0:
+            while libc.madvise(ctypes.c_void_p(base), length, _POPULATE_WRITE):
+                if (code := ctypes.get_errno()) == errno.EINVAL:  # a kernel without it
+                    break
+                if code not in (errno.EINTR, errno.EAGAIN):
+                    what = f"cannot populate {memory.nbytes} bytes: {os.strerror(code)}"
+                    raise OSError(code, what)
+            else:
                 return
-            if (code := ctypes.get_errno()) != errno.EINVAL:  # EINVAL: a kernel without it
-                raise OSError(code, f"cannot populate {memory.nbytes} bytes: {os.strerror(code)}")
         memory[:: mmap.PAGESIZE].tobytes()
         memory[-1:].tobytes()
 

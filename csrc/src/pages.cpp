@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "lmcache/pool.hpp"
 
@@ -114,14 +115,17 @@ void digest_all(const PlaneTable& table, const Selection& part, u8* payload, Sto
     parallel(table.segments(), part.threads, segment);
 }
 
-Store store_of(const PlaneTable& table, const Selection& part) {
-    return store_for(static_cast<std::size_t>(table.unit() * part.count));
+// How to store, and the selection with no more threads than its size is worth.
+std::pair<Store, Selection> plan(const PlaneTable& table, Selection part) {
+    const Store store = store_for(static_cast<std::size_t>(table.unit() * part.count));
+    if (store == Store::plain) part.threads = 1;
+    return {store, part};
 }
 
 }  // namespace
 
-void gather(const PlaneTable& table, const Selection& part, u8* dst, u64 seed, u8* digests) {
-    const Store store = store_of(table, part);
+void gather(const PlaneTable& table, const Selection& selection, u8* dst, u64 seed, u8* digests) {
+    const auto [store, part] = plan(table, selection);
     if (!digests) {
         if (part.count && !table.planes.empty()) move_all<Way::gather>(table, part, dst, store);
         return;
@@ -131,10 +135,10 @@ void gather(const PlaneTable& table, const Selection& part, u8* dst, u64 seed, u
     });
 }
 
-std::int64_t scatter(const PlaneTable& table, const Selection& part, const u8* src, u64 seed,
+std::int64_t scatter(const PlaneTable& table, const Selection& selection, const u8* src, u64 seed,
                      const u8* digests) {
     u8* payload = const_cast<u8*>(src);  // only read: scatter walks with the payload as source
-    const Store store = store_of(table, part);
+    const auto [store, part] = plan(table, selection);
     if (!digests) {
         if (part.count && !table.planes.empty())
             move_all<Way::scatter>(table, part, payload, store);
