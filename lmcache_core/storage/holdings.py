@@ -63,6 +63,12 @@ class Holdings:
         expires = self.index.expires
         return [slot if slot >= 0 and expires[slot] > now else -1 for slot in slots]
 
+    def expired(self, keys: Sequence[Key], now: float, /) -> list[Key]:
+        """Those of the visible values whose time is over and that nobody uses."""
+        index = self.index
+        slots = zip(keys, index.slots_of(keys), strict=True)
+        return [key for key, s in slots if s >= 0 and index.expires[s] <= now and not index.flags[s]]
+
     def length(self, slot: int, /) -> int:
         """Length of the frame before encoding, 0 where unknown (recovered from an encoded store)."""
         return self._lengths[slot]
@@ -135,17 +141,16 @@ class Holdings:
         cost: float = 1.0,
         expires: float = NEVER,
         tags: Iterable[str] = (),
-    ) -> int:
-        """A value is there: visible from now on. Returns its slot.
+    ) -> bool:
+        """A value is there: visible from now on. False when it was already.
 
         Args:
             stored: its length in the store; charged instead of what was charged before.
             length: of the frame before encoding, 0 when unknown.
         """
         self.cancel(key)
-        slot = self.index.slot_of(key)
-        if slot >= 0:
-            return slot
+        if self.index.slot_of(key) >= 0:
+            return False
         fingerprint = self.index.fingerprint(key)
         slot = self.index.add(key, stored, tenant=tenant, cost=cost, expires=expires)
         while len(self._lengths) <= slot:
@@ -157,7 +162,7 @@ class Holdings:
         self.policy.insert(slot, fingerprint, charge, cost)
         if tags:
             self.index.tag(slot, tags)
-        return slot
+        return True
 
     def hide(self, slot: int, /, *, evicted: bool = False) -> Key:
         """Make a value invisible; it stays charged until ``left``."""
@@ -178,12 +183,6 @@ class Holdings:
         charge = self._charge(slot)
         self._forget(slot, charge, False)
         return charge
-
-    def expired(self, now: float, limit: int = 256, /) -> list[Key]:
-        """Hide up to ``limit`` values whose time is over."""
-        expires = self.index.expires
-        slots = [slot for slot in self.index.slots() if expires[slot] <= now][:limit]
-        return [self.hide(slot) for slot in slots if not self.index.flags[slot]]
 
     def check(self) -> None:
         """Assert that the sums are what the index says and that the limit holds."""

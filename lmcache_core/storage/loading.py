@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmcache_core import frame, spi
@@ -89,10 +90,11 @@ class Flight:
 class Trip:
     """One backend call for several flights."""
 
-    __slots__ = ("flights", "task", "tier")
+    __slots__ = ("begun", "flights", "task", "tier")
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
+        self.begun = False
         self.flights: list[Flight] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -200,18 +202,18 @@ class Loader:
         )
         # Nothing below waits: between here and the trips' start only other threads' commits can interfere.
         wanted: list[tuple[int, Tier, Found]] = []
-        for at, place, lease in zip(
-            alone, places, self._pool.lease(asked, request.owner), strict=True
-        ):
-            if lease is not None:
+        leases = self._pool.lease(asked, request.owner)
+        for position, (at, place) in enumerate(zip(alone, places, strict=True)):
+            if (lease := leases[position]) is not None:
                 request.settle(at, lease)
             elif self._join(request, at, keys[at]):
                 continue
-            elif place is None:
-                request.settle(at, Reason.DEADLINE if unanswered else Reason.MISS)
-                break
-            else:
+            elif place is not None:
                 wanted.append((at, *place))
+            else:
+                request.settle(at, Reason.DEADLINE if unanswered else Reason.MISS)
+                self._pool.release(leases[position:])
+                break
         self._depart(request, keys, self._affordable(request, wanted, tokens, share), tenant)
 
     def _join(self, request: Request, at: int, key: Key) -> bool:
@@ -291,6 +293,7 @@ class Loader:
                 request.settle(at, Reason.FULL)
         for trip in trips.values():
             trip.task = trip.tier.tasks.start("load", self._fly(trip))
+            trip.task.add_done_callback(partial(self._landed, trip))
 
     def _leave(self, request: Request, keys: Sequence[Key]) -> None:
         """Wait for nothing any more; trips that nobody else waits for are called back."""
@@ -306,7 +309,14 @@ class Loader:
 
     # -- flight and landing ----------------------------------------------------------------------------------
 
+    def _landed(self, trip: Trip, task: asyncio.Task[None]) -> None:
+        if not trip.begun:  # cancelled before its first step
+            for flight in trip.flights:
+                self._pool.abort(flight.reservation)
+                self._tell(flight, Reason.CANCELLED)
+
     async def _fly(self, trip: Trip) -> None:
+        trip.begun = True
         tier, flights = trip.tier, trip.flights
         up = dict(enumerate(flights))
         parked: list[Flight] = []

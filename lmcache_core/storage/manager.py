@@ -92,6 +92,7 @@ class StorageManager:
         self.closed = False
         self.frozen = False
         self._given = list(tiers)
+        self._removed: list[Tier] = []
         self._tasks = Tasks("manager", context.log)
         self._tags: dict[Key, tuple[str, ...]] = {}
         self._banned: set[Key] = set()
@@ -449,6 +450,7 @@ class StorageManager:
         until = deadline or self.context.clock.now() + self.config.manager.close_timeout
         parked, trouble = await tier.close(until)
         self.writing.detach(tier)
+        self._removed.append(tier)
         return Shutdown({name: parked} if parked else {}, 0, {name: trouble} if trouble else {})
 
     async def set_limit(self, name: str, nbytes: int, /) -> None:
@@ -488,6 +490,7 @@ class StorageManager:
         closing = {tier: self._tasks.start("close", tier.close(until)) for tier in self.tiers}
         errors: dict[str, str] = {}
         parked: dict[str, int] = {}
+        parked.update((tier.name, tier.quarantine.nbytes) for tier in self._removed if tier.quarantine.nbytes)
         for tier, task in closing.items():
             if not await settle(task, until - now() + 0.1):
                 errors[tier.name] = "did not close in time"
@@ -497,8 +500,9 @@ class StorageManager:
                 parked[tier.name] = tier.quarantine.nbytes
             self.writing.detach(tier)
         await self._tasks.stop(max(0.0, until - now()))
-        if not parked:
-            self.pool.close()  # otherwise a hung call may still write there: the mapping stays
+        stock = self.pool.accounting()
+        if not (stock.reserved or stock.staging or stock.quarantined or stock.leased):
+            self.pool.close()  # otherwise somebody may still touch the memory: the mapping stays
         self._shutdown = Shutdown(parked, unwritten, errors)
         return self._shutdown
 
@@ -528,7 +532,7 @@ class StorageManager:
     def tasks(self) -> Iterator[Tasks]:
         """Owners of all background tasks."""
         yield self._tasks
-        yield from (tier.tasks for tier in self.tiers)
+        yield from (tier.tasks for tier in (*self.tiers, *self._removed))
 
     def _open(self) -> None:
         if self.closed:

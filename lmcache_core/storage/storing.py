@@ -94,6 +94,9 @@ async def _drop_present(tier: Tier, waiting: dict[Key, Loan], deadline: float | 
         for key in [key for key in waiting if key in tier.bad]:
             tier.count("write_back_skipped_total", reason="damaged")
             del waiting[key]
+    if tier.holdings is not None:
+        old = tier.holdings.expired(list(waiting), tier.context.clock.now())
+        upkeep.hide(tier, old, "expired")
     found, answered = await tier.find(list(waiting), deadline)
     for key, each in zip(list(waiting), found, strict=True):
         if each is not None:
@@ -155,11 +158,11 @@ def _settle(
                 tags = parcel.tags
                 if tags is None:
                     tags = frame.open_header(loan.view, key).tags
-                tier.holdings.arrived(
+                if tier.holdings.arrived(
                     key, stored, length,
                     tenant=parcel.tenant, cost=parcel.cost, expires=expires, tags=tags,
-                )  # fmt: skip
-                tier.count("in_bytes_total", tier.holdings.footprint(stored), how="stored")
+                ):  # fmt: skip
+                    tier.count("in_bytes_total", tier.holdings.footprint(stored), how="stored")
         elif result.status is StoreStatus.REFUSED:
             tier.count("write_back_skipped_total", reason="refused")
             if tier.holdings is not None:

@@ -188,6 +188,9 @@ class Tier:
         elif (error := call.exception()) is not None:
             trouble = str(error)
         self.opened = False
+        if self.holdings is not None:
+            self.count("out_bytes_total", self.holdings.visible_nbytes, why="closed")
+            self.metrics.set("lmcache_tier_resident_bytes", 0, tier=self.name)
         self.context.emit(TierClosed(tier=self.name, quarantined=self.quarantine.nbytes))
         return self.quarantine.nbytes, trouble
 
@@ -222,10 +225,7 @@ class Tier:
             if await settle(task, until - now):
                 return self._outcome(verb, task)
         except asyncio.CancelledError:
-            if task.done():
-                late()
-            else:
-                self.quarantine.park(task, nbytes(), late)
+            self.quarantine.park(task, nbytes(), late)
             raise
         self.count("deadlines_total", verb=verb)
         self.quarantine.park(task, nbytes(), late)

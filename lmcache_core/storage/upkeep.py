@@ -136,16 +136,6 @@ def undo(tier: Tier, key: Key, /) -> None:
         tier.tasks.start("undo", sweep(tier, None))
 
 
-async def expire(tier: Tier, /) -> None:
-    """Remove values whose time is over."""
-    if tier.holdings is None:
-        return
-    before = tier.holdings.visible_nbytes
-    if tier.holdings.expired(tier.context.clock.now()):
-        tier.count("out_bytes_total", before - tier.holdings.visible_nbytes, why="expired")
-        await sweep(tier, None)
-
-
 async def recover(tier: Tier, /) -> None:
     """Fill the holdings from the store while serving; writes wait for the end, lookups ask meanwhile."""
     assert tier.holdings is not None
