@@ -15,6 +15,7 @@ from lmcache_core.spi.keys import Key
 
 IDENTITY_NBYTES = 16
 NEVER = float("inf")
+_ODD = 0x9E3779B97F4A7C15
 
 
 class Index:
@@ -240,4 +241,5 @@ class Index:
 
 
 def _salt(space: bytes, group: int) -> int:
-    return int.from_bytes(space[:8], "little") ^ (group * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+    """A number for xor with digests, which must not be one of them."""
+    return (int.from_bytes(space[:8], "little") + group + 1) * _ODD % (1 << 64)
