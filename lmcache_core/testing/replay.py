@@ -112,13 +112,22 @@ def replay(
     return Replayed(asked, hits, calls)
 
 
-def oracle_hints(requests: Requests, *, right: float = 1.0, seed: int = 0) -> list[list[int]]:
-    """Per request the blocks that will be asked for again, each bit right with this probability."""
+def oracle_hints(
+    requests: Requests, *, right: float = 1.0, seed: int = 0, spare: int = 1
+) -> list[list[int]]:
+    """Per request all its blocks when it is said to return, else none.
+
+    A request returns when a later one begins with it, the last ``spare`` (partial) blocks aside.
+
+    Args:
+        right: probability that the one bit of a request is true to the future.
+    """
     rng = random.Random(seed)
     later: set[int] = set()
     hints: list[list[int]] = []
     for request in reversed(requests):
-        hints.append([b for b in request if (b in later) is (rng.random() < right)])
+        returns = later.issuperset(request[: max(1, len(request) - spare)])
+        hints.append(list(request) if returns is (rng.random() < right) else [])
         later.update(request)
     return hints[::-1]
 
