@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
-from lmcache_backend_disk.folder import FULL, Folder
+from lmcache_backend_disk.folder import FULL, Folder, reason
 from lmcache_backend_disk.transfer import BLOCK
 from lmcache_core.spi import (
     MISSED,
@@ -85,10 +85,14 @@ class DiskBackend(BlockingBackend):
         try:
             for path in paths:
                 folder = Folder(path, files=context.files, identity=identity, note=self._note)
-                root = Root(folder, sync=config.sync, verify=config.verify_writes)
+                root = Root(
+                    folder,
+                    exclusive=self.exclusive,
+                    sync=config.sync,
+                    verify=config.verify_writes,
+                )
                 self._roots.append(root)
                 root.open(
-                    exclusive=self.exclusive,
                     direct=config.direct,
                     fan_out=config.fan_out,
                     pid=context.pid,
@@ -113,8 +117,8 @@ class DiskBackend(BlockingBackend):
                 found.append(None)
         if errors:
             if len(errors) == len(keys):
-                raise Unavailable(f"lookup failed: {errors[0]}", operation="lookup")
-            self._note("lookup", f"lookup failed, treated as a miss: {errors[0]}")
+                raise _unavailable("lookup", errors[0])
+            self._note("lookup", f"lookup failed, treated as a miss: {reason(errors[0])}")
         return found
 
     def load_blocking(self, load: Load, /) -> Loaded:
@@ -140,7 +144,7 @@ class DiskBackend(BlockingBackend):
         except BackendError as error:
             return Loaded.failed(error.with_traceback(None))  # its frames hold the caller's views
         except OSError as error:
-            return Loaded.failed(Unavailable(f"load failed: {error}", operation="load"))
+            return Loaded.failed(_unavailable("load", error))
         return MISSED
 
     def store_blocking(self, store: Store, /) -> Stored:
@@ -157,9 +161,9 @@ class DiskBackend(BlockingBackend):
                 except OSError as error:
                     if error.errno not in REFUSING:
                         raise
-                    refused = Stored.refused(f"{root.path}: {(error.strerror or '').lower()}")
+                    refused = Stored.refused(f"{root.path}: {reason(error)}")
         except OSError as error:
-            return Stored.failed(Unavailable(f"store failed: {error}", operation="store"))
+            return Stored.failed(_unavailable("store", error))
         return refused
 
     def delete_blocking(self, keys: Sequence[Key], /) -> int:
@@ -170,10 +174,10 @@ class DiskBackend(BlockingBackend):
                 try:
                     gone |= root.remove(key.text)
                 except OSError as error:
-                    failed = str(error)
+                    failed = _unavailable("delete", error)
             there += gone
         if failed is not None:
-            raise Unavailable(f"delete failed: {failed}", operation="delete")
+            raise failed
         return there
 
     def footprint(self, nbytes: int, /) -> int:
@@ -208,7 +212,7 @@ class DiskBackend(BlockingBackend):
             try:
                 status = root.status(name, shard)
             except OSError as error:
-                self._note("scan", f"scan skips what it cannot see: {error}")
+                self._note("scan", f"scan skips what it cannot see: {reason(error)}")
                 continue
             if status is not None:
                 key = _parse(name) if status.is_file and root.shard_of(name) == shard else None
@@ -259,6 +263,10 @@ class FsBackend(DiskBackend):
     """
 
     exclusive: ClassVar[bool] = False
+
+
+def _unavailable(operation: str, error: OSError) -> Unavailable:
+    return Unavailable(f"{operation} failed: {reason(error)}", operation=operation)
 
 
 def _etag(status: FileStatus) -> str:

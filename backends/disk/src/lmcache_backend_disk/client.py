@@ -24,14 +24,16 @@ class Root:
     """The values in one folder. Every method blocks; all but ``open`` and ``close`` are thread-safe.
 
     Args:
+        exclusive: nobody else changes the folder.
         verify: read every value back before it becomes visible.
     """
 
-    def __init__(self, folder: Folder, *, sync: Sync, verify: bool) -> None:
+    def __init__(self, folder: Folder, *, exclusive: bool, sync: Sync, verify: bool) -> None:
         self.path = folder.path
         self.direct = False
         self._folder = folder
         self._files = folder.files
+        self._exclusive = exclusive
         self._sync = sync
         self._verify = verify
         self._digits = 2
@@ -39,7 +41,7 @@ class Root:
         self._remade = False
         self._lock: int | None = None
 
-    def open(self, *, exclusive: bool, direct: Direct, fan_out: int, pid: int) -> None:
+    def open(self, *, direct: Direct, fan_out: int, pid: int) -> None:
         """Create what is missing, take ownership, remove what dead writers left behind.
 
         Raises:
@@ -49,7 +51,7 @@ class Root:
         folder = self._folder
         try:
             opening.make(folder)
-            if exclusive:
+            if self._exclusive:
                 self._lock = opening.own(folder, pid)
             folder.mkdir(f"{self.path}/tmp")
             self._digits = {16: 1, 256: 2, 4096: 3}[opening.read_layout(folder, fan_out)]
@@ -57,7 +59,7 @@ class Root:
                 folder.mkdir(f"{self.path}/{name}")
             if self._sync is Sync.DURABLE:
                 opening.sync_ancestors(folder)
-            opening.sweep(folder, everything=exclusive)
+            opening.sweep(folder, everything=self._exclusive)
             self.direct = opening.probe(folder, direct)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, *GONE):
@@ -121,7 +123,7 @@ class Root:
 
     def write(self, name: str, views: Sequence[memoryview]) -> bool:
         """Make a value visible, whole, at the promised durability; False when there is one already."""
-        if self.find(name) is not None:
+        if self._present(name):
             self._settle(name)
             return False
         try:
@@ -186,6 +188,21 @@ class Root:
         if got != wanted:
             raise Corrupt(f"{path} ended after {offset + got} of {offset + wanted} bytes")
         return got
+
+    def _present(self, name: str) -> bool:
+        if self._exclusive:
+            return self.find(name) is not None
+        # The attributes a node remembers may outlive a value that another one deleted; opening asks the server.
+        try:
+            descriptor = self._files.open(self.path_of(name), READ)
+        except OSError as error:
+            if error.errno in (*GONE, errno.ELOOP):
+                return False
+            raise
+        try:
+            return self._files.status_of(descriptor).is_file
+        finally:
+            self._files.close(descriptor)
 
     def _publish(self, views: Sequence[memoryview], name: str) -> bool:
         """Write a file and give it its name; False when the name is taken."""

@@ -14,6 +14,8 @@ from lmcache_core import ops
 from lmcache_core.spi import Files
 
 BLOCK = 4096
+STALLS = 8
+"""Transfers without progress before giving up. A short one that ends inside a block starts the block anew."""
 
 
 def read_into(
@@ -30,15 +32,14 @@ def read_into(
         scratch: page-aligned memory of a multiple of ``BLOCK`` for a descriptor opened with ``O_DIRECT``,
             else None.
     """
-    total, done = _nbytes(views), 0
-    while done < total:
+    total, done, stalls = _nbytes(views), 0, 0
+    while done < total and stalls < STALLS:
         rest, at = _slice(views, done), offset + done
         if scratch is None:
             moved = files.preadv(descriptor, rest, at)
         else:
             moved = _read_direct(files, descriptor, rest, at=at, scratch=scratch)
-        if moved == 0:
-            break
+        stalls += moved == 0
         done += moved
     return done
 
@@ -47,15 +48,16 @@ def write_from(
     files: Files, descriptor: int, views: Sequence[memoryview], *, scratch: memoryview | None
 ) -> None:
     """Write ``views`` to an empty file and give it exactly their length. ``scratch`` as in ``read_into``."""
-    total, done = _nbytes(views), 0
+    total, done, stalls = _nbytes(views), 0, 0
     while done < total:
         if scratch is None:
             moved = files.pwritev(descriptor, _slice(views, done), done)
         else:
             moved = _write_direct(files, descriptor, views, done=done, scratch=scratch)
-        if moved <= 0:
+        stalls += moved <= 0
+        if stalls == STALLS:
             raise OSError(errno.EIO, "write made no progress")
-        done += moved
+        done += max(0, moved)
     if scratch is not None and total % BLOCK:
         files.truncate(descriptor, total)
 
@@ -64,21 +66,19 @@ def same_bytes(
     files: Files, descriptor: int, views: Sequence[memoryview], *, scratch: memoryview, direct: bool
 ) -> bool:
     """Read a file back and compare."""
-    total, done = _nbytes(views), 0
+    total, done, half = _nbytes(views), 0, len(scratch) // 2
+    bounce = scratch[half:] if direct else None
     while done < total:
-        piece = scratch[: min(len(scratch), total - done)]
-        bounce = scratch[: -(-len(piece) // BLOCK) * BLOCK] if direct else piece
-        found = files.preadv(descriptor, [bounce], done)
-        moved = min(found, len(piece))
-        if moved < len(piece) and (moved == 0 or moved % BLOCK):
+        piece = scratch[: min(half, total - done)]
+        if read_into(files, descriptor, [piece], offset=done, scratch=bounce) < len(piece):
             return False
         at = 0
         for view in _slice(views, done):
-            part = view[: moved - at]
+            part = view[: len(piece) - at]
             if ops.digest(part, 0) != ops.digest(piece[at : at + len(part)], 0):
                 return False
             at += len(part)
-        done += moved
+        done += len(piece)
     return True
 
 
