@@ -67,7 +67,9 @@ class Holdings:
         """Those of the visible values whose time is over and that nobody uses."""
         index = self.index
         slots = zip(keys, index.slots_of(keys), strict=True)
-        return [key for key, s in slots if s >= 0 and index.expires[s] <= now and not index.flags[s]]
+        return [
+            key for key, s in slots if s >= 0 and index.expires[s] <= now and not index.flags[s]
+        ]
 
     def length(self, slot: int, /) -> int:
         """Length of the frame before encoding, 0 where unknown (recovered from an encoded store)."""

@@ -22,6 +22,7 @@ from lmcache_core.memory.leases import Held, Leases
 from lmcache_core.memory.pool import Pool
 from lmcache_core.observers import Metrics, check_identities
 from lmcache_core.spi import (
+    AbstractBackend,
     Closed,
     ConfigError,
     Context,
@@ -66,6 +67,7 @@ class StorageManager:
         config: shares of memory, cost gate, chunk size.
         context: clock, randomness, log and ``emit``; its tier name is the name of the resident tier.
         metrics: where everything is counted.
+        resident: the backend that made the pool; closed last.
 
     Attributes:
         pool, tiers, metrics: as given; only the manager changes them.
@@ -79,8 +81,10 @@ class StorageManager:
         context: Context,
         config: Config | None = None,
         metrics: Metrics | None = None,
+        resident: AbstractBackend | None = None,
     ) -> None:
         self.config = config or Config()
+        self._resident = resident
         self.context = context
         self.pool = pool
         self.tiers: list[Tier] = []
@@ -265,7 +269,14 @@ class StorageManager:
         Args:
             done: called with position and lease of each chunk, in order, as soon as it may be read.
         """
-        return await self._load(keys, owner, deadline, tokens, tenant, done, None)
+        if self.closed:
+            return Loaded((), Reason.CLOSED)
+        leases = self.lease(keys, owner, tokens=tokens)
+        if leases.left == len(keys) and done is None:
+            return Loaded(leases, Reason.COMPLETE)  # type: ignore[arg-type]  # none of them is None
+        return await self.complete(
+            keys, owner, leases, deadline=deadline, tokens=tokens, tenant=tenant, done=done
+        )
 
     async def prefetch(
         self,
@@ -278,31 +289,36 @@ class StorageManager:
         tenant: str = "",
     ) -> Loaded:
         """``load`` within the share of memory set aside for prefetching (``FULL`` beyond it)."""
+        if self.closed:
+            return Loaded((), Reason.CLOSED)
+        leases = self.lease(keys, owner, tokens=tokens)
         share = int(self.pool.capacity * self.config.manager.prefetch)
-        loaded = await self._load(keys, owner, deadline, tokens, tenant, None, share)
+        loaded = await self.complete(
+            keys, owner, leases, deadline=deadline, tokens=tokens, tenant=tenant, share=share
+        )
         name = self.context.tier
         self.metrics.add("lmcache_tier_prefetched_chunks_total", len(loaded.leases), tier=name)
         return loaded
 
-    async def _load(
+    async def complete(
         self,
         keys: Sequence[Key],
         owner: object,
-        deadline: float | None,
-        tokens: int,
-        tenant: str,
-        done: Done | None,
-        share: int | None,
+        leases: Leases,
+        /,
+        *,
+        deadline: float | None = None,
+        tokens: int = 0,
+        tenant: str = "",
+        done: Done | None = None,
+        share: int | None = None,
     ) -> Loaded:
-        if self.closed:
-            return Loaded((), Reason.CLOSED)
+        """The second half of ``load``: bring up what ``lease`` did not find. Takes over the leases."""
         tokens = tokens or self.config.engine.chunk_size
-        leases = self.lease(keys, owner, tokens=tokens)
-        if leases.left == len(keys) and done is None:
-            return Loaded(leases, Reason.COMPLETE)  # type: ignore[arg-type]  # none of them is None
+        budget = self._budget(len(keys) * tokens)
         return await self.loader.load(
-            keys, owner, leases, deadline=deadline, budget=self._budget(len(keys) * tokens),
-            tokens=tokens, tenant=tenant, share=share, done=done,
+            keys, owner, leases, deadline=deadline, budget=budget, tokens=tokens, tenant=tenant,
+            share=share, done=done,
         )  # fmt: skip
 
     async def store(
@@ -490,7 +506,9 @@ class StorageManager:
         closing = {tier: self._tasks.start("close", tier.close(until)) for tier in self.tiers}
         errors: dict[str, str] = {}
         parked: dict[str, int] = {}
-        parked.update((tier.name, tier.quarantine.nbytes) for tier in self._removed if tier.quarantine.nbytes)
+        parked.update(
+            (tier.name, tier.quarantine.nbytes) for tier in self._removed if tier.quarantine.nbytes
+        )
         for tier, task in closing.items():
             if not await settle(task, until - now() + 0.1):
                 errors[tier.name] = "did not close in time"
@@ -502,7 +520,10 @@ class StorageManager:
         await self._tasks.stop(max(0.0, until - now()))
         stock = self.pool.accounting()
         if not (stock.reserved or stock.staging or stock.quarantined or stock.leased):
-            self.pool.close()  # otherwise somebody may still touch the memory: the mapping stays
+            # Otherwise somebody may still touch the memory, and the mapping stays.
+            self.pool.close()
+            if self._resident is not None:
+                await self._resident.aclose()
         self._shutdown = Shutdown(parked, unwritten, errors)
         return self._shutdown
 

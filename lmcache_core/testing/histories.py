@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmcache_core.config import Config, EngineConfig, ManagerConfig, Share, TierConfig, WritePolicy
+from lmcache_core.observers import Metrics
 from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import (
     AbstractBackend,
@@ -145,6 +146,7 @@ class History:
         self.sizes = [self.source.choice((PAGE, 2 * PAGE, 999)) for _ in range(CHAINS)]
         self.spare: list[str] = []
         self.manager: StorageManager
+        self.metrics: Metrics
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -164,7 +166,6 @@ class History:
         if source.random() < 0.5:
             options = BreakerOptions(open_after=3, pause=Duration(0.5), longest_pause=Duration(4.0))
             backend = Breaker(options, context, backend)
-        self.metrics = getattr(self, "metrics", None) or self.manager_metrics
         backend = Measured(self.metrics, context, backend)
         config = TierConfig(
             plugin="memory",
@@ -194,7 +195,7 @@ class History:
         manager = make_manager(
             [], capacity=source.choice((8, 16, 64)) * 3 * PAGE, context=context, config=config
         )
-        self.manager_metrics = self.metrics = manager.metrics
+        self.metrics = manager.metrics
         manager._given += [self.make_tier(name) for name in names]
         return manager
 
@@ -481,7 +482,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for seed in range(options.first, options.first + options.seeds):
         try:
             outcome = run_history(seed, operations=options.operations)
-        except Exception as error:  # named boundary: the table goes on with the next seed
+        except Exception as error:  # noqa: BLE001  # named boundary: CLI, the table goes on
             failed.append(seed)
             print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
             continue

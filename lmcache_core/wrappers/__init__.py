@@ -11,7 +11,7 @@ from lmcache_core.wrappers.check import Check, CheckOptions
 from lmcache_core.wrappers.limit import Limit, LimitOptions
 from lmcache_core.wrappers.metrics import Measured
 from lmcache_core.wrappers.retry import Retried, Retry, RetryOptions
-from lmcache_core.wrappers.serde import Encoded
+from lmcache_core.wrappers.serde import Chain, Encoded
 
 ORDER = ("metrics", "limit", "breaker", "retry", "check", "serde", "chaos")
 
@@ -19,6 +19,7 @@ __all__ = [
     "ORDER",
     "Breaker",
     "BreakerOptions",
+    "Chain",
     "Chaos",
     "ChaosOptions",
     "Check",

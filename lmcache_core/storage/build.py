@@ -1,0 +1,283 @@
+"""From configuration records to an open storage manager."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmcache_core.clock import SystemClock
+from lmcache_core.config import Config, Share, TierConfig
+from lmcache_core.files import OsFiles
+from lmcache_core.memory.arena import Arena
+from lmcache_core.memory.pool import Pool
+from lmcache_core.observers import Metrics
+from lmcache_core.registry import Registry
+from lmcache_core.spi import (
+    AbstractBackend,
+    ByteSize,
+    Capabilities,
+    ConfigError,
+    Context,
+    Event,
+    EvictionPolicy,
+    HealthChanged,
+    MemoryOptions,
+    ResidentPool,
+)
+from lmcache_core.storage.manager import StorageManager
+from lmcache_core.storage.tier import Tier
+from lmcache_core.threads import DaemonExecutor
+from lmcache_core.wrappers import (
+    ORDER,
+    Breaker,
+    BreakerOptions,
+    Chain,
+    Chaos,
+    Check,
+    CheckOptions,
+    Encoded,
+    Limit,
+    LimitOptions,
+    Measured,
+    Retried,
+    Retry,
+    RetryOptions,
+)
+
+STAGING = ByteSize(256 << 20)
+"""Resident memory when no tier provides it: enough to carry values to and from the other tiers."""
+WRAPPERS: Mapping[str, tuple[Any, Any]] = {
+    "limit": (Limit, LimitOptions()),
+    "breaker": (Breaker, BreakerOptions()),
+    "retry": (Retry, RetryOptions()),
+    "check": (Check, CheckOptions()),
+    "chaos": (Chaos, None),
+}
+"""Wrappers of the core by name, with the options they have unasked; None keeps one off."""
+BREAKER_STATES = {"closed": 0, "half open": 1, "open": 2}
+
+
+def default_context(name: str, emit: Callable[[Event], None] = lambda event: None, /) -> Context:
+    """The real world for one tier: clocks, threads of its own, the operating system's files."""
+
+    def no_pool(options: MemoryOptions, /) -> ResidentPool:
+        raise ConfigError(f"tier {name!r} is not resident and gets no pool")
+
+    return Context(
+        tier=name,
+        clock=SystemClock(),
+        random=random.Random(),
+        log=logging.getLogger(f"lmcache.tier.{name}"),
+        executor=DaemonExecutor(f"lmcache-{name}"),
+        files=OsFiles(),
+        emit=emit,
+        create_pool=no_pool,
+    )
+
+
+async def build(
+    config: Config,
+    registry: Registry,
+    /,
+    *,
+    metrics: Metrics | None = None,
+    context: Callable[[str], Context] = default_context,
+) -> StorageManager:
+    """Load the plugins, make the tiers and open them, in the running loop.
+
+    Args:
+        context: makes the world of a tier; what it emits is counted and passed on.
+
+    Raises:
+        ConfigError: a tier cannot work as configured.
+        PluginError: a plugin cannot be used.
+    """
+    return await Builder(config, registry, metrics or Metrics(), context).build()
+
+
+class Builder:
+    """Makes tiers of one configuration; kept by whoever adds tiers later."""
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        metrics: Metrics,
+        context: Callable[[str], Context],
+        /,
+    ) -> None:
+        self.config = config
+        self.registry = registry
+        self.metrics = metrics
+        self._context = context
+        self._manager: StorageManager | None = None
+
+    async def build(self) -> StorageManager:
+        """See the module's ``build``."""
+        names = [tier.name for tier in self.config.tiers]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"two tiers are named {min(twice)!r}; give one of them another name")
+        resident, lower = None, []
+        for position, tier in enumerate(self.config.tiers):
+            if not self.is_resident(tier):
+                lower.append(tier)
+            elif position:
+                raise ConfigError(
+                    f"tier {tier.name!r} holds values in memory where they are used: write it first, and once"
+                )
+            else:
+                resident = tier
+        tiers = [self.tier(each) for each in lower]
+        context = self.context(resident.name if resident else "staging")
+        backend: AbstractBackend | None = None
+        if resident is None:
+            pool = self.pool(context, None, MemoryOptions())
+        else:
+            made: list[Pool] = []
+
+            def create_pool(options: MemoryOptions, /) -> Pool:
+                made.append(self.pool(context, resident, options))
+                return made[-1]
+
+            world = replace(context, create_pool=create_pool)
+            backend = self.backend(resident, world)
+            await backend.open()
+            if not made:
+                raise ConfigError(
+                    f"tier {resident.name!r} made no pool: {resident.plugin} is broken"
+                )
+            pool = made[0]
+        self._manager = StorageManager(
+            pool, tiers, context=context, config=self.config, metrics=self.metrics, resident=backend
+        )
+        await self._manager.open()
+        return self._manager
+
+    def is_resident(self, tier: TierConfig, /) -> bool:
+        """Whether a tier is the one that values are used in."""
+        found = self.registry.load("backends", tier.plugin)
+        return bool(getattr(found, "capabilities", Capabilities()).resident)
+
+    def tier(self, config: TierConfig, /) -> Tier:
+        """A lower tier with its wrappers, not yet opened."""
+        context = self.context(config.name)
+        backend = self.wrap(config, self.backend(config, context), context)
+        return Tier(
+            config,
+            backend,
+            context=context,
+            policy=lambda limit: self.policy(config, limit),
+            quota=lambda tenant, limit: self.quota(config, tenant, limit),
+            metrics=self.metrics,
+        )
+
+    def backend(self, config: TierConfig, context: Context, /) -> AbstractBackend:
+        found = self.registry.load("backends", config.plugin)
+        backend: AbstractBackend = found(_options(found, config.options), context)
+        return backend
+
+    def wrap(
+        self, config: TierConfig, backend: AbstractBackend, context: Context, /
+    ) -> AbstractBackend:
+        """Put the wrappers around a backend: ``ORDER``, other plugins' right below the counting.
+
+        Raises:
+            ConfigError: a lossy serde although the engine's values are exact.
+        """
+        wanted = dict(config.wrappers)
+        layers: dict[str, Callable[[AbstractBackend], AbstractBackend]] = {}
+        for name, (core, default) in WRAPPERS.items():
+            options = wanted.pop(name, default)
+            if options is not None and options is not False:
+                layers[name] = lambda inner, core=core, options=options: core(
+                    options, context, inner
+                )  # type: ignore[misc]
+        if chain := self.chain(config):
+            layers["serde"] = lambda inner: Encoded(chain, context, inner)
+        for name in reversed(ORDER):
+            if name in layers:
+                backend = layers[name](backend)
+        for name, options in wanted.items():
+            found = self.registry.load("wrappers", name)
+            backend = found(_options(found, options), context, backend)
+        return Measured(self.metrics, context, backend)
+
+    def chain(self, config: TierConfig, /) -> Chain | None:
+        """The serdes of a tier, None when it has none."""
+        serdes = []
+        for choice in config.serde:
+            found = self.registry.load("serdes", choice.name)
+            if self.config.engine.exact and not found.lossless:
+                raise ConfigError(
+                    f"tier {config.name!r}: serde {choice.name!r} is lossy ({found.error_bound or 'unbounded'}), "
+                    "and the engine is exact; remove one of the two"
+                )
+            serdes.append(found(_options(found, choice.options)))
+        return Chain(serdes=tuple(serdes)) if serdes else None
+
+    def policy(self, config: TierConfig | None, limit: int, /) -> EvictionPolicy:
+        found = self.registry.load("policies", config.policy if config else "lru")
+        policy: EvictionPolicy = found(
+            _options(found, config.policy_options if config else None), limit
+        )
+        return policy
+
+    def quota(self, config: TierConfig | None, tenant: str, limit: int, /) -> int | None:
+        """Bytes a tenant may hold in a tier of ``limit`` bytes."""
+        tenants = {name: each.quota for name, each in self.config.tenants.items()}
+        for quotas in (config.quotas if config else {}, tenants):
+            quota = quotas.get(tenant, quotas.get("default"))
+            if quota is not None:
+                return int(limit * quota) if isinstance(quota, Share) else int(quota)
+        return None
+
+    def pool(self, context: Context, config: TierConfig | None, options: MemoryOptions, /) -> Pool:
+        """Resident memory: of the tier, or a small one."""
+        size = STAGING if config is None else config.size
+        if size is None:
+            raise ConfigError(f"tier {context.tier!r} needs a size, such as size: 20GiB")
+        shares = self.config.manager
+        names = {*self.config.tenants, *(config.quotas if config else ())}
+        quotas = {
+            name: quota for name in names if (quota := self.quota(config, name, size)) is not None
+        }
+
+        def evicted(keys: Any, nbytes: int) -> None:
+            if self._manager is not None:
+                self._manager.evicted(keys, nbytes)
+
+        return Pool(
+            Arena(size, options, log=context.log),
+            self.policy(config, size),
+            staging=int(size * shares.staging),
+            quotas=quotas,
+            default_quota=self.quota(config, "", size),
+            dirty_share=shares.dirty_cap,
+            clean_share=shares.clean_reserve,
+            quarantine_share=shares.quarantine,
+            now=context.clock.now,
+            on_evict=evicted,
+        )
+
+    def context(self, name: str, /) -> Context:
+        """The world of a tier, with its events counted on the way."""
+        context = self._context(name)
+        emit, metrics = context.emit, self.metrics
+
+        def counting(event: Event, /) -> None:
+            if isinstance(event, HealthChanged):
+                metrics.set("lmcache_tier_breaker", BREAKER_STATES[event.state], tier=event.tier)
+                if event.state == "open":
+                    metrics.add("lmcache_tier_breaker_opened_total", tier=event.tier)
+            elif isinstance(event, Retried):
+                metrics.add("lmcache_tier_retries_total", tier=event.tier, verb=event.verb)
+            emit(event)
+
+        return replace(context, emit=counting)
+
+
+def _options(found: Any, options: object) -> Any:
+    return found.config_type() if options is None else options
