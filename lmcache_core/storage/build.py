@@ -162,8 +162,12 @@ class Builder:
         return bool(getattr(found, "capabilities", Capabilities()).resident)
 
     def tier(self, config: TierConfig, /) -> Tier:
-        """A lower tier with its wrappers, not yet opened."""
+        """A lower tier with its wrappers, not yet opened. A plugin's option ``threads`` sizes its pool."""
         context = self.context(config.name)
+        threads = getattr(config.options, "threads", None)
+        if threads is not None and isinstance(context.executor, DaemonExecutor):
+            executor = DaemonExecutor(context.executor.owner, threads)
+            context = replace(context, executor=executor)
         backend = self.wrap(config, self.backend(config, context), context)
         return Tier(
             config,
