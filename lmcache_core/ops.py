@@ -12,7 +12,6 @@ what is no buffer, ``ValueError`` for the rest. The native operations release th
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import hashlib
@@ -23,7 +22,6 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +229,8 @@ class Reference:
         Raises:
             OSError: the kernel refuses the memory (a limit, a poisoned page).
         """
+        import ctypes  # here, and below: only the reference needs it
+
         _threads(threads)
         memory = _view(view)
         if sys.platform == "linux" and memory.nbytes and not memory.readonly:
@@ -312,6 +312,8 @@ def _pieces(
     table: PlaneTable, ids: memoryview, first: int, count: int
 ) -> Iterator[tuple[int, memoryview]]:
     """Offset in the payload, and engine memory, of every contiguous run, in payload order."""
+    import ctypes
+
     at = 0
     for spec in table.specs:
         rows, runs = spec.interior is Interior.ROWS, list[list[int]]()
@@ -343,6 +345,8 @@ def _segments(table: PlaneTable, count: int, payload: memoryview, seed: int) -> 
 def _choose() -> tuple[Any, str]:
     if os.environ.get("LMCACHE_NATIVE") == "0":
         return Reference, "python, because LMCACHE_NATIVE=0"
+    from importlib.metadata import entry_points  # here: it takes longer than this whole module
+
     found = [*entry_points(group="lmcache_core.ops", name="native")]
     if not found:
         return Reference, "python, because lmcache-native is not installed"
