@@ -177,12 +177,12 @@ class Arena:
             nbytes = min(nbytes, _round(most, PAGE))
         limit = None if self._overcommit else self._available()
         if limit is not None and _fitting(limit) < nbytes:
-            self._exhaust(f"{limits.text(limit.available)} left ({limit.source})")
+            self._exhaust(self.reserved, f"{limits.text(limit.available)} left ({limit.source})")
             return None
         try:
             segment = self._create(nbytes)
         except OSError as error:
-            self._exhaust(str(error))
+            self._exhaust(self.reserved, str(error))
             return None
         self.segments.append(segment)
         self.reserved += nbytes
@@ -199,7 +199,7 @@ class Arena:
         try:
             os.posix_fallocate(segment.descriptor, base, nbytes)
         except OSError as error:
-            self._exhaust(str(error))
+            self._exhaust(self.populated, str(error))
             return False
         if base <= segment.backed:
             segment.backed = max(segment.backed, base + nbytes)
@@ -219,13 +219,12 @@ class Arena:
         for segment in self.segments:
             segment.close()
 
-    def _exhaust(self, reason: str) -> None:
+    def _exhaust(self, have: int, reason: str) -> None:
         """Stop growing, and say so once."""
         if not self._exhausted:
             self._exhausted = True
-            self._log.warning(
-                "pool stays at %s of %s: %s", limits.text(self.reserved), limits.text(self.capacity), reason
-            )  # fmt: skip
+            sizes = limits.text(have), limits.text(self.capacity)
+            self._log.warning("pool stays at %s of %s: %s", *sizes, reason)
 
     def _create(self, nbytes: int) -> Segment:
         number, total = len(self.segments), nbytes + _words_nbytes(nbytes)

@@ -181,10 +181,12 @@ class Pool:
             barred = self._over_cap(owner)
             for nbytes in sizes:
                 size = padded(nbytes)
-                place = None if barred else ledger.place(ledger.staging_slabs, size)
+                if barred or size > ledger.staging_capacity:
+                    answers.append(Refusal.UNWANTED if barred else Refusal.TOO_LARGE)
+                    continue
+                place = ledger.place(ledger.staging_slabs, size)
                 if place is None:
-                    large = size > ledger.staging_capacity
-                    answers.append(Refusal.TOO_LARGE if large else Refusal.FULL)
+                    answers.append(Refusal.FULL)
                     continue
                 held = Held(self.arena, NO_KEY, nbytes, *place, owner)
                 held.state = State.STAGING
