@@ -11,6 +11,7 @@ from lmcache_core.engine.forms import Forms
 from lmcache_core.engine.request import Request, Saved
 from lmcache_core.engine.reuse import Wanted
 from lmcache_core.identity import Extra, Tokens
+from lmcache_core.observers import Metrics
 from lmcache_core.spi import Damaged, Event, Key
 
 SAMPLE = 64
@@ -25,7 +26,7 @@ class CacheEngine:
         forms: stored forms of the key space.
         options: chunk rules; ``chunk_size`` is already part of the key space.
         emit: takes events (damage); may be called from any thread.
-        count: takes (name, tokens) for counters: ``asked``, ``hit``, ``loaded``, ``stored``.
+        metrics: counts tokens asked for, hit, missed, loaded and stored.
         wall: Unix seconds for the stamp in new frames.
     """
 
@@ -37,13 +38,13 @@ class CacheEngine:
         /,
         *,
         emit: Callable[[Event], None] = lambda event: None,
-        count: Callable[[str, int], None] = lambda name, tokens: None,
+        metrics: Metrics | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.client = client
         self.forms = forms
         self.options = options or EngineConfig()
-        self.counted = count
+        self.metrics = metrics or Metrics()
         self._emit = emit
         self._wall = wall
         self._loads = 0
@@ -115,8 +116,10 @@ class CacheEngine:
 
     def asked(self, tokens: int, hit: int, /) -> None:
         """Count one lookup: all tokens asked for, and those offered."""
-        self.counted("asked", tokens)
-        self.counted("hit", hit)
+        self.metrics.add("lmcache_lookups_total")
+        self.metrics.add("lmcache_asked_tokens_total", tokens)
+        self.metrics.add("lmcache_hit_tokens_total", hit)
+        self.metrics.add("lmcache_missed_tokens_total", tokens - hit)
 
     def damaged(self, key: Key, reason: str, /) -> None:
         """Tell observers that a value in memory was not good."""

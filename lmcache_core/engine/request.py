@@ -148,7 +148,7 @@ class Request:
                 engine.client.delete([bad.key])
         finally:
             engine.client.release(offer.leases)
-        engine.counted("loaded", max(0, good - local))
+        engine.metrics.add("lmcache_loaded_tokens_total", max(0, good - local))
         return good
 
     def store(self, surface: Surface, computed: int, /) -> Saved:
@@ -305,7 +305,7 @@ class Request:
                     kept, reason = False, str(error)
                 stored, left = stored + tokens * kept, left + tokens * (not kept)
         self._open.clear()
-        engine.counted("stored", stored)
+        engine.metrics.add("lmcache_stored_tokens_total", stored)
         return Saved(stored, present, left, reason)
 
     def _write(self, want: Wanted, reservation: Reservation, surface: Surface, room: int) -> bool:

@@ -97,6 +97,9 @@ class SyncManager:
     def flush(self, *, deadline: float | None = None) -> Flushed:
         return self._call(self.manager.flush(deadline=deadline), deadline, Flushed())
 
+    def report_prefill(self, tokens: int, seconds: float, /) -> None:
+        self.manager.report_prefill(tokens, seconds)
+
     def call(self, work: Coroutine[Any, Any, T], /) -> T:
         """Run any other coroutine of the manager to its end."""
         return self._call(work, None)

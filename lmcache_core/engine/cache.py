@@ -1,0 +1,133 @@
+"""The public API: one cache in this process, for sync and async callers.
+
+with Cache.from_config("cache.yaml") as cache:
+    engine = cache.engine(Forms(space))          # one per model (key space)
+    good = engine.load(tokens, surface)          # known prefix into engine memory
+    engine.store(tokens, surface)                # and what is new back out
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+from lmcache_core.config import Config, Effective, load
+from lmcache_core.engine.engine import CacheEngine
+from lmcache_core.engine.forms import Forms
+from lmcache_core.observers import Metrics
+from lmcache_core.spi import Event, GPUConnector
+from lmcache_core.storage.build import build, default_context
+from lmcache_core.storage.results import Flushed, Shutdown
+from lmcache_core.storage.sync import SyncManager
+from lmcache_core.threads import DaemonExecutor
+
+T = TypeVar("T")
+CALL_THREADS = 4
+
+
+class Cache:
+    """Tiers, opened, and engines on top of them.
+
+    Args:
+        effective: what ``lmcache_core.config.load`` returned.
+        observe: takes every event; must not block.
+
+    Raises:
+        ConfigError, PluginError: the configuration cannot work; one line says what and where.
+    """
+
+    def __init__(
+        self, effective: Effective, /, *, observe: Callable[[Event], None] = lambda event: None
+    ) -> None:
+        self.config: Config = effective.config
+        self.registry = effective.registry
+        self.metrics = Metrics()
+        self._observe = observe
+        self._threads = DaemonExecutor("lmcache-calls", CALL_THREADS)
+        self.storage = SyncManager(
+            lambda: build(
+                self.config,
+                self.registry,
+                metrics=self.metrics,
+                context=lambda name: default_context(name, observe),
+            )
+        )
+
+    @classmethod
+    def from_config(
+        cls,
+        source: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        /,
+        *,
+        observe: Callable[[Event], None] = lambda event: None,
+        **settings: Any,
+    ) -> Self:
+        """Open the cache a configuration describes.
+
+        Args:
+            source: path of a YAML file, a mapping of the same shape, or None for ``LMCACHE_CONFIG_FILE``.
+            settings: single keys, winning over ``source``: ``chunk_size=128``.
+        """
+        if isinstance(source, Mapping):
+            return cls(load(flags={**source, **settings}), observe=observe)
+        return cls(load(source, flags=settings), observe=observe)
+
+    @property
+    def fidelity(self) -> str:
+        """``"exact"``, or the names of the lossy serdes in any tier."""
+        names = {
+            choice.name
+            for tier in self.config.tiers
+            for choice in tier.serde
+            if not self.registry.load("serdes", choice.name).lossless
+        }
+        return f"approx:{'+'.join(sorted(names))}" if names else "exact"
+
+    def engine(self, forms: Forms, /) -> CacheEngine:
+        """Requests of one model against this cache."""
+        return CacheEngine(
+            self.storage, forms, self.config.engine, emit=self._observe, metrics=self.metrics
+        )
+
+    def connector(self, device: str, /) -> GPUConnector:
+        """A new connector for engine memory on a kind of device (``"cpu"``, ``"cuda"``)."""
+        connector: GPUConnector = self.registry.load("gpu_connectors", device)()
+        return connector
+
+    async def call(self, function: Callable[..., T], /, *args: Any) -> T:
+        """Run any method of this cache or its engines without blocking the running loop."""
+        future: Future[T] = self._threads.submit(function, *args)
+        return await asyncio.wrap_future(future)
+
+    def flush(self, *, seconds: float | None = None) -> Flushed:
+        """Write what is only in memory to the tiers that want it; tells what is left."""
+        return self.storage.flush(deadline=self._deadline(seconds))
+
+    def close(self, *, seconds: float | None = None) -> Shutdown:
+        """Flush and close the tiers; idempotent, and in time whatever they do."""
+        return self.storage.close(deadline=self._deadline(seconds))
+
+    def usage(self) -> Sequence[tuple[str, int, int]]:
+        """(tier, bytes, chunks) in lookup order."""
+        snapshot = self.metrics.snapshot()
+        names = [self.storage.manager.context.tier, *(t.name for t in self.storage.manager.tiers)]
+        return [
+            (
+                name,
+                int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
+                int(snapshot.total("lmcache_tier_chunks", tier=name)),
+            )
+            for name in names
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _deadline(self, seconds: float | None) -> float | None:
+        return None if seconds is None else self.storage.manager.context.clock.now() + seconds
