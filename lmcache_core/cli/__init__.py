@@ -29,13 +29,15 @@ class Commands(TyperGroup):
     """Finds commands by name: the core's own, then those of installed distributions."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted({*OWN, *_registry().names("commands")})
+        return sorted({*OWN, *_offered()})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in OWN:
             found = importlib.import_module(OWN[cmd_name][0]).app
-        elif cmd_name in _registry().names("commands"):
-            found = _registry().load("commands", cmd_name)
+        elif cmd_name in _offered():
+            from lmcache_core.registry import Registry
+
+            found = Registry().load("commands", cmd_name)
         else:
             return None
         command = typer.main.get_command(found)
@@ -43,10 +45,18 @@ class Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = {offer.name: f"From {offer.dist}." for offer in _registry().offers("commands")}
+        rows = {name: f"From {dist}." for name, dist in _offered().items()}
         rows.update((name, text) for name, (_, text) in OWN.items())
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows.items()))
+
+
+def _offered() -> dict[str, str]:
+    """Commands of installed distributions, without the registry: help must not load the plugin contract."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="lmcache_core.commands")
+    return {entry.name: entry.dist.name if entry.dist else "" for entry in found}
 
 
 app = typer.Typer(
@@ -124,9 +134,3 @@ def _failed(error: Exception) -> int:
 def _fail(message: str, status: int) -> int:
     print(f"lmcache: {message}", file=sys.stderr)
     return status
-
-
-def _registry() -> Any:
-    from lmcache_core.registry import Registry
-
-    return Registry()

@@ -26,12 +26,12 @@ def scaffold(kind: str, name: str, into: Path, /) -> Path:
     Raises:
         ConfigError: no template of this kind, not a name, or the folder is there already.
     """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"not a plugin name: {name!r} (lower case, digits, single hyphens)")
     templates = files("lmcache_core.testing") / "templates"
     kinds = sorted(folder.name for folder in templates.iterdir() if folder.is_dir())
     if kind not in kinds:
         raise ConfigError(f"no template for {kind!r}; there are: {', '.join(kinds)}")
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"not a plugin name: {name!r} (lower case, digits, single hyphens)")
     dist = f"lmcache-{kind}-{name}"
     target = into / dist
     if target.exists():

@@ -1,0 +1,128 @@
+"""``lmcache doctor``: this machine, the plugins, the configuration, and a round trip through every tier."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lmcache_core.cli.config import Change, File, Json, parse_changes
+from lmcache_core.cli.output import print_json, print_table, remark
+
+if TYPE_CHECKING:
+    from lmcache_core.config import Effective
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+State = Literal["good", "note", "warning", "fault", "unreachable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do where it is not good."""
+
+    about: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@app.command(
+    help="Check this machine, the plugins and every configured tier; write and read real bytes."
+)
+def doctor(
+    file: File = None,
+    change: Change = None,
+    as_json: Json = False,
+    timeout: Annotated[float, typer.Option(help="Most seconds for one tier.")] = 30.0,
+) -> int:
+    from lmcache_core.cli import machine
+    from lmcache_core.cli.plugins import FAULTS, listing
+    from lmcache_core.cli.roundtrip import round_trip
+    from lmcache_core.config import load
+
+    effective = load(file, flags=parse_changes(change or []))
+    remark("looking at the machine")
+    findings = [*machine.system(), machine.native(), machine.torch()]
+    remark("asking the plugins")
+    findings += [
+        Finding(
+            f"{line.kind} {line.name}",
+            "fault" if line.state in FAULTS else "warning",
+            line.state,
+            line.reason,
+        )
+        for line in listing(effective.registry, probe=True)
+        if line.state in (*FAULTS, "unavailable")
+    ]
+    findings += [Finding("configuration", "note", note) for note in effective.notes]
+    findings += [*memory(effective, machine.memory_limit()[0]), *room(effective)]
+    for tier in effective.config.tiers:
+        remark(f"writing to and reading from tier {tier.name}")
+        findings += round_trip(tier, effective.registry, timeout=timeout)
+    if not effective.config.tiers:
+        findings.append(Finding("tiers", "warning", "none is configured: every lookup is a miss"))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        print_table(
+            ("about", "state", "found", "remedy"),
+            [(f.about, f.state, f.found, f.remedy) for f in findings],
+        )
+    states = {finding.state for finding in findings}
+    return 3 if "unreachable" in states else int(bool(states & {"warning", "fault"}))
+
+
+def memory(effective: Effective, limit: int, /) -> list[Finding]:
+    """Compare what tiers in this process may take to what the process may have."""
+    wanted = 0
+    for tier in effective.config.tiers:
+        found = effective.registry.load("backends", tier.plugin, anyway=True)
+        capabilities = getattr(found, "capabilities", None)
+        if capabilities is not None and not (capabilities.shared or capabilities.persistent):
+            wanted += tier.size or 0
+    if wanted <= limit * 0.9:
+        return []
+    return [
+        Finding(
+            "memory",
+            "warning",
+            f"tiers may take {wanted >> 20} MiB of {limit >> 20} MiB",
+            "lower their sizes",
+        )
+    ]
+
+
+def room(effective: Effective, /) -> list[Finding]:
+    """Compare the limits of tiers with folders to what their file systems have left."""
+    from lmcache_core.config.binding import shown
+    from lmcache_core.spi import ByteSize
+
+    found = []
+    for tier in effective.config.tiers:
+        written = getattr(tier.options, "path", None) if is_dataclass(tier.options) else None
+        paths = [written] if isinstance(written, (str, Path)) else list(written or ())
+        free = {path: _free(Path(path)) for path in paths}
+        for path, nbytes in free.items():
+            share = (tier.size or 0) // len(paths)
+            text = f"{path}: {shown(ByteSize(nbytes >> 20 << 20))} free"
+            if nbytes < share:
+                found.append(
+                    Finding(
+                        f"tier {tier.name}", "warning", f"{text}, less than its limit of {shown(ByteSize(share))}",
+                        f"free space or lower tiers.{tier.name}.size (what is cached there already counts as used)",
+                    )
+                )  # fmt: skip
+            else:
+                found.append(Finding(f"tier {tier.name}", "good", text))
+    return found
+
+
+def _free(path: Path) -> int:
+    import os
+
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize

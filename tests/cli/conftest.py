@@ -1,0 +1,1 @@
+from tests.registry.dists import make_dist as make_dist
