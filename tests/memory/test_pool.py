@@ -257,13 +257,13 @@ def test_evictions_are_reported_outside_the_lock() -> None:
     gone: list[tuple[Sequence[Key], int]] = []
 
     def report(left: Sequence[Key], nbytes: int) -> None:
-        assert pool.lengths(left) == [None] * len(left), "the pool can be asked meanwhile"
+        assert busy.lengths(left) == [None] * len(left), "the busy can be asked meanwhile"
         gone.append((left, nbytes))
 
-    pool = make_pool(4 * PAGE, on_evict=report)
-    put(pool, keys(0, 4), 100)
-    put(pool, keys(4, 6), 100)
-    pool.drop([key(0)])
+    busy = make_pool(4 * PAGE, on_evict=report)
+    put(busy, keys(0, 4), 100)
+    put(busy, keys(4, 6), 100)
+    busy.drop([key(0)])
     assert gone == [([key(3), key(2)], 2 * PAGE)]
 
 
