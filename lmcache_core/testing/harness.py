@@ -123,7 +123,7 @@ class BackendHarness(ABC):
         """Run the body of a law on an open backend, unless a capability says that it does not apply."""
 
         async def main() -> None:
-            self.choose_keys()
+            self.choose_keys(asyncio.get_running_loop())
             async with self.opened(self.make_backend()) as store:
                 if needs and not getattr(store.capabilities, needs):
                     raise SkipTest(f"does not declare {needs}")
@@ -140,9 +140,8 @@ class BackendHarness(ABC):
         else:
             run_real(main, self.limit_s)
 
-    def choose_keys(self) -> None:
+    def choose_keys(self, loop: asyncio.AbstractEventLoop) -> None:
         """Choose keys that no test used before."""
-        loop = asyncio.get_running_loop()
         self.nonce = loop.random.randbytes(16) if isinstance(loop, SimLoop) else os.urandom(16)
 
     @contextlib.asynccontextmanager

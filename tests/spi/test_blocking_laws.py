@@ -34,6 +34,7 @@ from lmcache_core.testing.contexts import simulated_context, test_context
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.laws import broken_laws, run_laws
 from lmcache_core.testing.simulation import run_simulated
+from lmcache_core.testing.stateful import StatefulBackendTests
 
 
 class BlockingDictionary(BlockingBackend):
@@ -91,7 +92,7 @@ class TestRealThreads(BackendTests):
         return BlockingDictionary(None, test_context())
 
 
-class TestSimulatedThreads(BackendTests):
+class TestSimulatedThreads(BackendTests, StatefulBackendTests):
     simulated = True
 
     def make_backend(self) -> AbstractBackend:
@@ -101,7 +102,7 @@ class TestSimulatedThreads(BackendTests):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_laws_hold_in_other_histories(seed: int) -> None:
     class Other(TestSimulatedThreads):
-        pass
+        examples = 10
 
     Other.seed = seed
     assert not broken_laws(run_laws(Other))

@@ -32,6 +32,7 @@ from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import simulated_context
 from lmcache_core.testing.laws import broken_laws, run_laws
 from lmcache_core.testing.simulation import run_simulated
+from lmcache_core.testing.stateful import StatefulBackendTests
 
 
 @dataclass(eq=False)
@@ -114,7 +115,7 @@ class PolledDictionary(PolledBackend):
         return sum(self.values.pop(key, None) is not None for key in keys)
 
 
-class TestPolled(BackendTests):
+class TestPolled(BackendTests, StatefulBackendTests):
     simulated = True
 
     def make_backend(self) -> AbstractBackend:
@@ -124,7 +125,7 @@ class TestPolled(BackendTests):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_laws_hold_in_other_histories(seed: int) -> None:
     class Other(TestPolled):
-        pass
+        examples = 10
 
     Other.seed = seed
     assert not broken_laws(run_laws(Other))
