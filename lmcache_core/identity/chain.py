@@ -45,7 +45,8 @@ class Extra:
     def __post_init__(self) -> None:
         if not (self.kind.isascii() and 1 <= len(self.kind) <= 255):
             raise Unkeyable(f"kind of an extra is 1 to 255 ASCII characters, got {self.kind!r:.40}")
-        if not isinstance(self.digest, bytes) or not 16 <= len(self.digest) <= 64:
+        digest: object = self.digest
+        if not isinstance(digest, bytes) or not 16 <= len(digest) <= 64:
             raise Unkeyable(f"digest of a {self.kind!r} extra is 16 to 64 bytes of its content")
         if not 0 <= self.begin <= self.end < 1 << 63:
             raise Unkeyable(

@@ -68,7 +68,7 @@ def rows_spec(group: Group, shards: Iterable[Shard], *, tokens: int | None = Non
         for layer in group.layers
         if shard.layer_begin <= layer < shard.layer_end
     }
-    segments = tuple(SegmentSpec(l, b, e, cell * (e - b)) for l, b, e in sorted(cells))
+    segments = tuple(SegmentSpec(layer, b, e, cell * (e - b)) for layer, b, e in sorted(cells))
     heads = group.head_range[1] - group.head_range[0]
     return KVSpec(
         group.dtype, tokens, group.planes, heads, group.head_dim, group.interior, segments
@@ -129,11 +129,17 @@ def _cut(source: KVSpec, offsets: list[int], want: SegmentSpec, target: int) -> 
     cell = want.nbytes // (rows * width)
     runs, head = [], want.head_begin
     while head < want.head_end:
-        for index, have in enumerate(source.segments):
-            if have.layer == want.layer and have.head_begin <= head < have.head_end:
-                break
-        else:
+        index = next(
+            (
+                i
+                for i, s in enumerate(source.segments)
+                if s.layer == want.layer and s.head_begin <= head < s.head_end
+            ),
+            None,
+        )
+        if index is None:
             return None
+        have = source.segments[index]
         stride = cell * (have.head_end - have.head_begin)
         if have.nbytes != rows * stride:
             return None

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lmcache_core.policies.fresh import Fresh
 from lmcache_core.spi.policy import EvictionPolicy
 
 
@@ -53,7 +54,7 @@ class ARC(EvictionPolicy):
         self._once, self._again = _Queue(), _Queue()
         self._ghosts_once, self._ghosts_again = _Queue(), _Queue()
         self._target = 0.0
-        self._fresh: set[int] = set()
+        self._fresh = Fresh()
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
         into = self._once
@@ -77,11 +78,11 @@ class ARC(EvictionPolicy):
         for slot in slots:
             if slot in again:
                 again.move_to_end(slot)
-            elif slot in fresh:
+                fresh.end(slot)
+            elif fresh.end(slot):
                 once.move_to_end(slot)
             else:
                 again.add(slot, once.take(slot))
-            fresh.discard(slot)
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
         first, second = self._again, self._once
@@ -94,7 +95,7 @@ class ARC(EvictionPolicy):
         return None
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        self._fresh.discard(slot)
+        self._fresh.end(slot)
         queue, ghosts = self._once, self._ghosts_once
         if slot in self._again:
             queue, ghosts = self._again, self._ghosts_again
@@ -114,7 +115,9 @@ class ARC(EvictionPolicy):
         assert 0 <= self._target <= self._capacity, "the target is outside the cache"
         ghosts = self._ghosts_once.nbytes
         assert not ghosts or self._once.nbytes + ghosts <= self._capacity, "T1 and B1 are too long"
-        assert self._fresh <= self._once.keys() | self._again.keys(), "a fresh slot is not held"
+        assert self._fresh.keys() <= self._once.keys() | self._again.keys(), (
+            "a fresh slot is not held"
+        )
 
     def _trim(self) -> None:
         """|T1| + |B1| <= c and all four lists <= 2c."""

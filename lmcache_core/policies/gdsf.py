@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from lmcache_core.policies.fresh import Fresh
 from lmcache_core.spi.policy import EvictionPolicy
 
 
@@ -24,7 +25,7 @@ class _Entry:
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self.uses = 0  # the first touch ends the insertion
+        self.uses = 1
         self.order = 0
         self.priority = 0.0
 
@@ -41,17 +42,20 @@ class GDSF(EvictionPolicy):
 
     def __init__(self, config: GDSFConfig, capacity: int, /) -> None:
         self._entries: dict[int, _Entry] = {}
+        self._fresh = Fresh()
         self._heap: list[tuple[float, int, int]] = []
         self._age = 0.0
         self._clock = 0
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
         self._entries[slot] = _Entry(cost / max(1, nbytes))
+        self._fresh.add(slot)
         self._push(slot)
 
     def touch(self, slots: Sequence[int], /) -> None:
         for slot in slots:
-            self._entries[slot].uses += 1
+            if not self._fresh.end(slot):
+                self._entries[slot].uses += 1
             self._push(slot)
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
@@ -72,6 +76,7 @@ class GDSF(EvictionPolicy):
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         entry = self._entries.pop(slot)
+        self._fresh.end(slot)
         if evicted:
             self._age = max(self._age, entry.priority)
         self._rebuild()
@@ -79,13 +84,14 @@ class GDSF(EvictionPolicy):
     def check(self) -> None:
         live = {order for _, order, slot in self._heap if slot in self._entries}
         assert all(e.order in live for e in self._entries.values()), "a slot is not in the heap"
+        assert self._fresh.keys() <= self._entries.keys(), "a fresh slot is not held"
         assert len(self._heap) <= 2 * len(self._entries) + 64, "stale entries pile up"
 
     def _push(self, slot: int) -> None:
         entry = self._entries[slot]
         self._clock += 1
         entry.order = self._clock
-        entry.priority = self._age + max(1, entry.uses) * entry.value
+        entry.priority = self._age + entry.uses * entry.value
         heappush(self._heap, (entry.priority, entry.order, slot))
         self._rebuild()
 

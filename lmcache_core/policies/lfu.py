@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lmcache_core.policies.fresh import Fresh
 from lmcache_core.spi.policy import EvictionPolicy
 
 
@@ -41,7 +42,7 @@ class LFU(EvictionPolicy):
         self._ceiling, self._fade = config.ceiling, config.fade
         self._rows: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(config.ceiling)]
         self._uses: dict[int, int] = {}
-        self._fresh: set[int] = set()
+        self._fresh = Fresh()
         self._inserted = 0
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
@@ -57,10 +58,7 @@ class LFU(EvictionPolicy):
         uses, rows = self._uses, self._rows
         for slot in slots:
             count = uses[slot]
-            if slot in self._fresh:
-                self._fresh.discard(slot)
-                rows[count - 1].move_to_end(slot)
-            elif count == self._ceiling:
+            if self._fresh.end(slot) or count == self._ceiling:
                 rows[count - 1].move_to_end(slot)
             else:
                 del rows[count - 1][slot]
@@ -72,13 +70,13 @@ class LFU(EvictionPolicy):
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         del self._rows[self._uses.pop(slot) - 1][slot]
-        self._fresh.discard(slot)
+        self._fresh.end(slot)
 
     def check(self) -> None:
         assert sum(map(len, self._rows)) == len(self._uses), "a slot is in two rows or in none"
         for slot, count in self._uses.items():
             assert slot in self._rows[count - 1], "a slot is in the row of another count"
-        assert self._fresh <= self._uses.keys(), "a fresh slot is not held"
+        assert self._fresh.keys() <= self._uses.keys(), "a fresh slot is not held"
 
     def _halve(self) -> None:
         """One pass over all values; amortised over as many insertions it is constant per call."""

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lmcache_core.policies.fresh import Fresh
 from lmcache_core.spi.policy import EvictionPolicy
 
 
@@ -32,7 +33,7 @@ class _Entry:
         self.fingerprint = fingerprint
         self.nbytes = nbytes
         self.small = small
-        self.uses = -1  # the first touch ends the insertion
+        self.uses = 0
 
 
 class S3FIFO(EvictionPolicy):
@@ -53,6 +54,7 @@ class S3FIFO(EvictionPolicy):
         self._ghost_room = capacity - self._room
         self._uses = config.uses
         self._entries: dict[int, _Entry] = {}
+        self._fresh = Fresh()
         self._small: OrderedDict[int, _Entry] = OrderedDict()
         self._main: OrderedDict[int, _Entry] = OrderedDict()
         self._ghosts: OrderedDict[int, int] = OrderedDict()
@@ -63,6 +65,7 @@ class S3FIFO(EvictionPolicy):
         self._ghost_nbytes -= remembered or 0
         entry = _Entry(fingerprint, nbytes, remembered is None)
         self._entries[slot] = entry
+        self._fresh.add(slot)
         if entry.small:
             self._small[slot] = entry
             self._small_nbytes += nbytes
@@ -72,9 +75,9 @@ class S3FIFO(EvictionPolicy):
     def touch(self, slots: Sequence[int], /) -> None:
         for slot in slots:
             entry = self._entries[slot]
-            if entry.uses < 0:
+            if self._fresh.end(slot):
                 (self._small if entry.small else self._main).move_to_end(slot)
-            if entry.uses < 3:
+            elif entry.uses < 3:
                 entry.uses += 1
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
@@ -87,6 +90,7 @@ class S3FIFO(EvictionPolicy):
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         entry = self._entries.pop(slot)
+        self._fresh.end(slot)
         if not entry.small:
             del self._main[slot]
             return
@@ -103,6 +107,7 @@ class S3FIFO(EvictionPolicy):
         assert self._entries.keys() == self._small.keys() | self._main.keys(), "a slot is lost"
         assert self._small_nbytes == sum(e.nbytes for e in self._small.values()), "small miscounts"
         assert self._ghost_nbytes == sum(self._ghosts.values()), "ghosts miscount"
+        assert self._fresh.keys() <= self._entries.keys(), "a fresh slot is not held"
         assert self._ghost_nbytes <= self._ghost_room, "too many ghosts"
         assert all(entry.small is (slot in self._small) for slot, entry in self._entries.items())
 
@@ -133,7 +138,7 @@ class S3FIFO(EvictionPolicy):
             for slot, entry in self._main.items():
                 if busy(slot):
                     continue
-                if entry.uses <= 0:
+                if not entry.uses:
                     chosen = slot
                     break
                 spared.append(slot)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lmcache_core.policies.fresh import Fresh
 from lmcache_core.spi.policy import EvictionPolicy
 
 _HALVED = bytes(count >> 1 for count in range(256))
@@ -96,7 +97,7 @@ class WTinyLFU(EvictionPolicy):
         self._protected_room = config.protected_share * self._main_room
         self._window, self._probation, self._protected = _Segment(), _Segment(), _Segment()
         self._where: dict[int, _Segment] = {}
-        self._fresh: set[int] = set()
+        self._fresh = Fresh()
         self._sketch = Sketch()
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
@@ -112,8 +113,7 @@ class WTinyLFU(EvictionPolicy):
     def touch(self, slots: Sequence[int], /) -> None:
         for slot in slots:
             segment = self._where[slot]
-            if slot in self._fresh:
-                self._fresh.discard(slot)
+            if self._fresh.end(slot):
                 segment.move_to_end(slot)
                 continue
             self._sketch.add(segment[slot][0])
@@ -143,7 +143,7 @@ class WTinyLFU(EvictionPolicy):
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         segment = self._where.pop(slot)
         segment.take(slot)
-        self._fresh.discard(slot)
+        self._fresh.end(slot)
         if evicted and segment is not self._window and self._window.nbytes >= self._window_room:
             self._admit()
 
@@ -154,7 +154,7 @@ class WTinyLFU(EvictionPolicy):
             assert segment.nbytes == sum(n for _, n in segment.values()), "a segment miscounts"
             assert all(self._where[slot] is segment for slot in segment), "a slot is misplaced"
         assert self._protected.nbytes <= self._protected_room, "too much is protected"
-        assert self._fresh <= self._where.keys(), "a fresh slot is not held"
+        assert self._fresh.keys() <= self._where.keys(), "a fresh slot is not held"
 
     def _put(self, slot: int, value: tuple[int, int], segment: _Segment) -> None:
         segment.add(slot, value)

@@ -244,6 +244,7 @@ def damage(rng: random.Random, values: dict[Key, bytearray]) -> bytes | bytearra
     return resealed(bytearray(value), 8, "<H", rng.randrange(2, 65536))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", [(), ("x12", "zstd")])
 def test_fifty_thousand_random_faults_are_all_detected(chain: tuple[str, ...]) -> None:
     rng = random.Random(7)

@@ -221,6 +221,7 @@ def test_keys_carry_space_and_group() -> None:
     assert keys(here.digest, digests, 1) == found
 
 
+@pytest.mark.slow
 def test_two_processes_with_other_hash_seeds_and_locales_agree() -> None:
     """https://github.com/LMCache/LMCache/issues/1139: no environment input, no language hash."""
     code = (

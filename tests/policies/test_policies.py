@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmcache_core.policies.arc import ARC, ARCConfig
 from lmcache_core.policies.fifo import FIFO, FIFOConfig
+from lmcache_core.policies.fresh import PERIOD
 from lmcache_core.policies.gdsf import GDSF, GDSFConfig
 from lmcache_core.policies.lfu import LFU, LFUConfig
 from lmcache_core.policies.lru import LRU, LRUConfig
@@ -77,6 +78,20 @@ class TestGDSF(PolicyTests):
 
     def make_model(self, capacity: int, /) -> EvictionPolicy:
         return naive.NaiveGDSF(None, capacity)
+
+
+def test_a_touch_long_after_the_insertion_is_a_reuse() -> None:
+    """An index that never touches what it has just stored loses nothing."""
+    for between, kept in ((10, False), (PERIOD, True)):
+        policy = LFU(LFUConfig(fade=0), 10**6)
+        for slot in range(between + 1):
+            policy.insert(slot, slot, 1, 1.0)
+        policy.touch([0, *range(1, between + 1)])
+        order = []
+        while (victim := policy.victim(idle)) is not None:
+            policy.remove(victim)
+            order.append(victim)
+        assert (order[-1] == 0) is kept
 
 
 def idle(slot: int) -> bool:

@@ -25,6 +25,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
     return request.param, requests, distinct(requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_hit_rates_are_those_computed_independently(trace: Trace, name: str) -> None:
     title, requests, blocks = trace
@@ -36,6 +37,7 @@ def test_hit_rates_are_those_computed_independently(trace: Trace, name: str) -> 
     assert abs(found.rate - expected) * 100 <= REFERENCE["tolerance_pp"][name]
 
 
+@pytest.mark.slow
 def test_right_hints_help_and_random_ones_do_no_harm() -> None:
     requests = read_trace(TRACES / "mooncake_conversation_trace.jsonl.gz")
     capacity = distinct(requests) // 10
@@ -50,6 +52,7 @@ def test_right_hints_help_and_random_ones_do_no_harm() -> None:
     assert noise.rate - plain >= -0.002
 
 
+@pytest.mark.slow
 def test_switched_off_hints_have_no_effect() -> None:
     requests = read_trace(TRACES / "mooncake_synthetic_trace.jsonl.gz")[:1000]
     hints = oracle_hints(requests)
