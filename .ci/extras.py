@@ -1,10 +1,11 @@
-"""Resolve every extra with plain pip in a clean environment; print closure and bytes; install the small ones.
+"""Resolve every extra with pip in a clean environment; print closure and bytes; install the small ones.
 
-    .venv/bin/python .ci/extras.py          resolve all, install those under 60 MB
-    .venv/bin/python .ci/extras.py --all    the same, and the ones that require torch beside its CPU build
+    .venv/bin/python .ci/extras.py          all of them
+    .venv/bin/python .ci/extras.py --all    and install those that require torch beside its CPU build
 
-Bytes are those of the installed files of the same version in `.venv`. What requires torch is resolved in
-`.venv`, which holds the CPU build: nothing of torch may be fetched again.
+Bytes are those of the installed files in `.venv`, which holds everything. A closure under 60 MB is installed for
+real, a larger one resolved only. What requires torch is resolved in `.venv`, where its CPU build is: nothing of
+torch may be fetched again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from setup import NATIVE, PIP, ROOT, WORK, native_lack
 
 CLEAN = WORK / "extras-venv"
@@ -32,87 +34,92 @@ def extras() -> list[str]:
     return [name for name in data["project"]["optional-dependencies"] if name != "dev"]
 
 
-def pip(python: Path | str, *arguments: str) -> None:
-    """Run pip in the root of the tree; stop with its words when it fails."""
+def closure(requirement: str) -> dict[str, int | None]:
+    """Everything a requirement brings, as `.venv` has it: name -> bytes installed, None when it is not there."""
+    found: dict[str, int | None] = {}
+    waiting = [Requirement(requirement)]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        wanted = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        try:
+            dist = distribution(name)
+        except PackageNotFoundError:
+            found[name] = None
+            continue
+        found[name] = sum(file.size or 0 for file in dist.files or [])
+        for extra in ("", *wanted.extras):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            needs = [Requirement(line) for line in dist.requires or []]
+            waiting += [n for n in needs if n.marker is None or n.marker.evaluate({"extra": extra})]
+    return found
+
+
+def install(python: str | Path, name: str, *options: str) -> list[str]:
+    """Let pip install one extra into an environment; the names it chose."""
+    report = WORK / "extra.json"
     environment = dict(os.environ, PWD=str(ROOT), PIP_DISABLE_PIP_VERSION_CHECK="1")
-    command = [str(python), "-m", "pip", *arguments]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", *options]
+    command += ["--report", str(report), "-c", "constraints.txt", "-e", f".[{name}]"]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False
     )
     if result.returncode:
         sys.stdout.write(result.stdout + result.stderr)
         raise SystemExit(f"extras: failed: {' '.join(command)}")
-
-
-def resolve(python: Path | str, name: str) -> list[tuple[str, str, bool]]:
-    """(name, version, ours) of everything pip would install for one extra."""
-    report = WORK / "extra.json"
-    wanted = ("-c", "constraints.txt", "-e", f".[{name}]")
-    pip(python, "install", "-qq", "--dry-run", "--report", str(report), *wanted)
-    return [
-        (item["metadata"]["name"], item["metadata"]["version"], "dir_info" in item["download_info"])
-        for item in json.loads(report.read_text())["install"]
-    ]
-
-
-def nbytes(name: str, version: str) -> int | None:
-    """Bytes of the installed files of a distribution of `.venv`, None when it is not there."""
-    try:
-        found = distribution(name)
-    except PackageNotFoundError:
-        return None
-    if found.version.split("+")[0] != version.split("+")[0]:
-        return None
-    return sum(file.size or 0 for file in found.files or [])
+    return [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
 
 
 def fresh() -> Path:
-    """A clean environment with the pinned pip."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(CLEAN)], check=True)
-    pip(CLEAN / "bin/python", "install", "-qq", PIP)
+    """A clean environment; pip works on it from outside."""
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", str(CLEAN)], check=True
+    )
     return CLEAN / "bin/python"
 
 
+def one(name: str, everything: bool) -> tuple[int, float, str]:
+    """Number of distributions, MB, and what was done, for one extra."""
+    sizes = closure(f"lmcache[{name}]")
+    unknown = [item for item, size in sizes.items() if size is None]
+    if unknown:
+        raise SystemExit(
+            f"extras: [{name}] needs {', '.join(unknown)}, which `make setup` left out"
+        )
+    total = sum(size or 0 for size in sizes.values())
+    if any(HEAVY.match(item) for item in sizes):
+        again = [item for item in install(sys.executable, name, "--dry-run") if HEAVY.match(item)]
+        if again:
+            raise SystemExit(f"extras: [{name}] would fetch {', '.join(again)} again")
+        if everything:
+            install(sys.executable, name)
+        result = f"{'installed' if everything else 'resolved'} beside torch's CPU build"
+        return len(sizes), total / 1e6, result
+    small = total < SMALL
+    chosen = install(fresh(), name, *(() if small else ("--dry-run",)))
+    if small:
+        check = [sys.executable, "-m", "pip", "--python", str(CLEAN / "bin/python"), "check"]
+        subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
+    return len(chosen), total / 1e6, "installed" if small else "resolved"
+
+
 def main(arguments: list[str]) -> int:
-    """Resolve, print one table, install."""
-    rows = []
+    """Print one table."""
     lack = native_lack()
-    natives = {NATIVE.replace("csrc", "native"), "all"} if lack else set()
-    python = fresh()
-    for name in extras():
-        if name in natives:
-            rows.append((name, "", "", f"skipped: {lack}"))
+    needs_compiler = {NATIVE.replace("csrc", "native"), "all"} if lack else set()
+    names = extras()
+    print(f"{'extra':<18}{'closure':>8}{'MB':>9}{'s':>6}  result")
+    for name in names:
+        if name in needs_compiler:
+            print(f"{name:<18}{'':>8}{'':>9}{'':>6}  skipped: {lack}")
             continue
         started = time.monotonic()
-        closure = resolve(python, name)
-        sizes = {item: nbytes(item, version) for item, version, ours in closure if not ours}
-        unknown = [item for item, size in sizes.items() if size is None]
-        total = sum(size or 0 for size in sizes.values())
-        if any(HEAVY.match(item) for item in sizes):
-            again = [item for item, _, _ in resolve(sys.executable, name) if HEAVY.match(item)]
-            if again:
-                raise SystemExit(
-                    f"extras: [{name}] would fetch {', '.join(again)} beside the CPU build"
-                )
-            result = "beside torch's CPU build: nothing fetched again"
-            if "--all" in arguments:
-                pip(sys.executable, "install", "-qq", "-c", "constraints.txt", "-e", f".[{name}]")
-                result = "installed beside torch's CPU build"
-        elif unknown:
-            result = f"size unknown: {', '.join(unknown)}"
-        elif total < SMALL:
-            pip(fresh(), "install", "-qq", "-c", "constraints.txt", "-e", f".[{name}]")
-            pip(CLEAN / "bin/python", "check")
-            result = "installed"
-            python = fresh()
-        else:
-            result = "resolved"
+        count, megabytes, result = one(name, "--all" in arguments)
         seconds = time.monotonic() - started
-        rows.append((name, str(len(closure)), f"{total / 1e6:.1f}", f"{result} ({seconds:.0f} s)"))
-    print(f"{'extra':<18}{'closure':>8}{'MB':>9}  result")
-    for row in rows:
-        print(f"{row[0]:<18}{row[1]:>8}{row[2]:>9}  {row[3]}")
-    print(f"extras: {len(rows)} resolved with {PIP}")
+        print(f"{name:<18}{count:>8}{megabytes:>9.1f}{seconds:>6.0f}  {result}", flush=True)
+    print(f"extras: {len(names)} with {PIP}")
     return 0
 
 
