@@ -286,6 +286,12 @@ class Pool:
                 (self._ledger.index.key(slot), self._ledger.index.nbytes[slot]) for slot in slots
             ], then
 
+    def usage(self) -> tuple[int, int]:
+        """Bytes that are not free, padding included, and the number of visible values."""
+        with self._lock:
+            ledger = self._ledger
+            return self.capacity - ledger.free, ledger.index.visible_count
+
     def close_owner(self, owner: object, /, *, proof: bool) -> int:
         """End service for an owner; returns the bytes it still holds.
 

@@ -142,7 +142,7 @@ class ResidentPool(Protocol):
         """Lease those values that are visible."""
         ...
 
-    def release(self, leases: Sequence[Lease], /) -> None: ...
+    def release(self, leases: Sequence[Lease | None], /) -> None: ...
 
     def lengths(self, keys: Sequence[Key], /) -> Sequence[int | None]:
         """Length of each visible value, without touching or leasing it."""
@@ -150,6 +150,16 @@ class ResidentPool(Protocol):
 
     def drop(self, keys: Sequence[Key], /) -> int:
         """Make values invisible at once; their memory returns when the last lease ends. Counts what was there."""
+        ...
+
+    def scan(
+        self, after: int, limit: int, /
+    ) -> tuple[Sequence[tuple[Key, int]], int | None]:
+        """Keys and lengths of visible values from ``after`` on (0 first), and where to go on, or None."""
+        ...
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes that are not free, padding included, and the number of visible values."""
         ...
 
     def close(self) -> None: ...
