@@ -66,7 +66,8 @@ async def store(
             await _charge(tier, waiting, parcels, charged, deadline)
         if not waiting:
             return []
-        batch = [Store(key, (loan.view,), tier.config.ttl) for key, loan in waiting.items()]
+        ttl = tier.config.ttl if tier.backend.capabilities.ttl else None
+        batch = [Store(key, (loan.view,), ttl) for key, loan in waiting.items()]
         nbytes = sum(item.nbytes for item in batch)
         lent = True
         try:

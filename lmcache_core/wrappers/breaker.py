@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any
 
 from lmcache_core.spi import (
     AbstractBackend,
@@ -14,21 +14,11 @@ from lmcache_core.spi import (
     Context,
     Corrupt,
     Duration,
-    Found,
     HealthChanged,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    Store,
-    Stored,
-    StoreDone,
     Unavailable,
     Unsupported,
-    Wrapper,
 )
-
-R = TypeVar("R")
+from lmcache_core.wrappers.around import Around, Call, Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +31,8 @@ class BreakerOptions:
     """
 
     open_after: int = 5
-    pause: Duration = Duration(1.0)  # a number
-    longest_pause: Duration = Duration(60.0)  # a number
+    pause: Duration = Duration(1.0)
+    longest_pause: Duration = Duration(60.0)
 
 
 class State(Enum):
@@ -53,7 +43,7 @@ class State(Enum):
     OPEN = "open"
 
 
-class Breaker(Wrapper):
+class Breaker(Around):
     """While open every verb raises ``Unavailable`` at once; after a rest one call may try.
 
     Rests are drawn from [0.5, 1) of their length, so that many clients of one dead store do not return
@@ -70,65 +60,36 @@ class Breaker(Wrapper):
         self._rests = 0
         self._until = 0.0
 
-    @property
-    def resting(self) -> bool:
-        """Whether calls are refused, all but a probe."""
-        return self.state is not State.CLOSED
-
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Found | None]:
-        return await self._guard(lambda: self.inner.lookup(keys, deadline=deadline), deadline)
-
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        return await self._guard(
-            lambda: self.inner.load(batch, done=done, deadline=deadline), deadline
-        )
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        return await self._guard(
-            lambda: self.inner.store(batch, done=done, deadline=deadline), deadline
-        )
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        return await self._guard(lambda: self.inner.delete(keys), None)
-
-    async def _guard(self, call: Callable[[], Awaitable[R]], deadline: float | None) -> R:
+    ) -> Any:
         now = self.context.clock.now
-        if self.state is not State.CLOSED:
-            if self.state is State.OPEN and now() >= self._until:
-                self._change(State.HALF_OPEN, "trying again")
-            else:
-                raise Unavailable(
-                    f"tier {self.context.tier} is resting after failures", retryable=False
-                )
+        if self.state is State.OPEN and now() >= self._until:
+            self._change(State.HALF_OPEN, "trying again")
+        elif self.state is not State.CLOSED:
+            message = f"tier {self.context.tier} is resting after failures"
+            raise Unavailable(message, operation=verb, retryable=False)
         try:
-            result = await call()
+            result = await call(batch, done)
         except BackendError as error:
             self._note(None if isinstance(error, (Unsupported, BufferTooSmall)) else str(error))
             raise
         except BaseException:
             # Cancelled. Late is the store's fault; otherwise the caller lost interest and nothing is known.
-            late = deadline is not None and now() >= deadline
-            if late or self.resting:
+            if (deadline is not None and now() >= deadline) or self._probing():
                 self._note("no answer before the deadline")
             raise
         self._note(_reason(result))
         return result
+
+    def _probing(self) -> bool:
+        return self.state is State.HALF_OPEN
 
     def _note(self, failure: str | None) -> None:
         if failure is None:
@@ -137,7 +98,7 @@ class Breaker(Wrapper):
                 self._change(State.CLOSED, "answers again")
             return
         self._failures += 1
-        if self.state is State.HALF_OPEN or (
+        if self._probing() or (
             self.state is State.CLOSED and self._failures >= self.config.open_after
         ):
             longest = min(self.config.pause * 2**self._rests, self.config.longest_pause)
@@ -152,11 +113,8 @@ class Breaker(Wrapper):
 
 def _reason(result: object) -> str | None:
     """The first error when every item of a batch failed for the store's sake."""
-    errors = (
-        [getattr(item, "error", None) for item in result]
-        if isinstance(result, list | tuple)
-        else []
-    )
+    items = result if isinstance(result, list | tuple) else []
+    errors = [getattr(item, "error", None) for item in items]
     if errors and all(error is not None and not isinstance(error, Corrupt) for error in errors):
         return str(errors[0])
     return None

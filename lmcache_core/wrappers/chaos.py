@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from lmcache_core.spi import (
-    AbstractBackend,
-    Context,
-    Found,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    LoadStatus,
-    Store,
-    Stored,
-    StoreDone,
-    Unavailable,
-    Wrapper,
-)
+from lmcache_core.spi import AbstractBackend, Context, Load, LoadStatus, Store, Unavailable
+from lmcache_core.wrappers.around import Around, Call, Done, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +34,12 @@ class ChaosOptions:
     lose: float = 0.0
 
 
-class Chaos(Wrapper):
-    """Answers stay within the laws of a backend; only the bytes may be wrong, and calls slow or failing."""
+class Chaos(Around):
+    """Answers stay within the laws of a backend; only the bytes may be wrong, and calls slow or failing.
+
+    Attributes:
+        active: False makes it a plain passage, for looking at what the faults left.
+    """
 
     config_type = ChaosOptions
     config: ChaosOptions
@@ -55,72 +47,43 @@ class Chaos(Wrapper):
     def __init__(self, config: ChaosOptions, context: Context, inner: AbstractBackend, /) -> None:
         super().__init__(config, context, inner)
         self.active = True
-        """Tests switch the faults off to look at what they left."""
 
-    async def open(self) -> None:
-        await super().open()
-        # Stored bytes may differ from what was given: nothing may rely on exact versions of values.
-        self.capabilities = replace(self.capabilities, quiescence_s=self.capabilities.quiescence_s)
-
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Found | None]:
-        await self._disturb("lookup")
-        found = await self.inner.lookup(keys, deadline=deadline)
-        return [None if each and self._chance(self.config.lose) else each for each in found]
-
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        await self._disturb("load")
-        results = [
-            self._spoil(load, result)
-            for load, result in zip(
-                batch, await self.inner.load(batch, deadline=deadline), strict=True
-            )
-        ]
-        for index, result in enumerate(results):
+    ) -> Any:
+        await self._pause()
+        failing, lost = self._chance(self.config.fail), self._chance(0.5)
+        if failing and not lost:
+            raise Unavailable(f"chaos: {verb} failed", operation=verb)
+        if verb == "store":
+            batch = [
+                self._rotten(item) if self._chance(self.config.rot) else item for item in batch
+            ]
+        results = await call(batch, None)
+        if failing:
+            raise Unavailable(f"chaos: the answer to a {verb} was lost", operation=verb)
+        if verb == "delete":
+            return results
+        if verb == "lookup":
+            return [None if each and self._chance(self.config.lose) else each for each in results]
+        results = list(results)
+        for index, item in enumerate(batch):
             if index:
                 await self._pause()
-            if done is not None:
-                done(index, result)
-        return results
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        late = self._chance(self.config.fail)
-        if not late:
-            await self._disturb("store")
-        spoilt = [
-            replace(item, parts=(self._rotten(item),)) if self._chance(self.config.rot) else item
-            for item in batch
-        ]
-        results = list(await self.inner.store(spoilt, deadline=deadline))
-        await self._pause()
-        if late:
-            raise Unavailable("chaos: the answer to a store was lost", operation="store")
-        for index in range(len(results)):
+            if verb == "load" and results[index].status is LoadStatus.FILLED:
+                self._spoil(item, results[index].nbytes)
             if self._chance(self.config.fail_item):
-                error = Unavailable("chaos: the answer for a value was lost", operation="store")
-                results[index] = Stored.failed(error)
+                error = Unavailable(f"chaos: a {verb} failed", operation=verb)
+                results[index] = failed(verb, error)
             if done is not None:
                 done(index, results[index])
         return results
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        await self._disturb("delete")
-        return await self.inner.delete(keys)
 
     def _chance(self, probability: float) -> bool:
         return self.active and probability > 0 and self.context.random.random() < probability
@@ -129,30 +92,17 @@ class Chaos(Wrapper):
         if self._chance(self.config.delay):
             await self.context.clock.sleep(self.context.random.uniform(0, self.config.delay_s))
 
-    async def _disturb(self, verb: str) -> None:
-        await self._pause()
-        if self._chance(self.config.fail):
-            raise Unavailable(f"chaos: {verb} failed", operation=verb)
+    def _spoil(self, load: Load, nbytes: int) -> None:
+        whole = load.into[0][:nbytes]
+        if whole.nbytes and self._chance(self.config.flip):
+            at = self.context.random.randrange(whole.nbytes)
+            whole[at] ^= 1 << self.context.random.randrange(8)
+        if whole.nbytes and self._chance(self.config.tear):
+            at = self.context.random.randrange(whole.nbytes)
+            whole[at:] = bytes(whole.nbytes - at)
 
-    def _spoil(self, load: Load, result: Loaded) -> Loaded:
-        if result.status is not LoadStatus.FILLED or not result.nbytes:
-            return result
-        if self._chance(self.config.fail_item):
-            return Loaded.failed(Unavailable("chaos: a load failed", operation="load"))
-        if self._chance(self.config.flip):
-            at = self.context.random.randrange(result.nbytes)
-            for view in load.into:
-                if at < view.nbytes:
-                    view[at] ^= 1 << self.context.random.randrange(8)
-                    break
-                at -= view.nbytes
-        if self._chance(self.config.tear) and len(load.into) == 1:
-            at = self.context.random.randrange(result.nbytes)
-            load.into[0][at : result.nbytes] = bytes(result.nbytes - at)
-        return result
-
-    def _rotten(self, item: Store) -> memoryview:
+    def _rotten(self, item: Store) -> Store:
         copy = bytearray(b"".join(item.parts))
         if copy:
             copy[self.context.random.randrange(len(copy))] ^= 1 << self.context.random.randrange(8)
-        return memoryview(copy)
+        return replace(item, parts=(memoryview(copy),))

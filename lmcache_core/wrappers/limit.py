@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from lmcache_core.spi import (
-    AbstractBackend,
-    BackendError,
-    Context,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    Store,
-    Stored,
-    StoreDone,
-    Wrapper,
-)
-
-I = TypeVar("I")  # noqa: E741  # item and result of one verb
-R = TypeVar("R")
+from lmcache_core.spi import AbstractBackend, BackendError, Context, Stored
+from lmcache_core.wrappers.around import Around, Call, Done, Settled, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +26,7 @@ class LimitOptions:
     concurrency: int | None = None
 
 
-class Limit(Wrapper):
+class Limit(Around):
     """Cuts batches, refuses long values, queues calls. Callers may send batches of any length."""
 
     config_type = LimitOptions
@@ -53,105 +39,55 @@ class Limit(Wrapper):
         await super().open()
         own = self.capabilities
         self._batch = _least(self.config.max_batch, own.max_batch)
-        self._value = _least(self.config.max_value, own.max_value)
-        self.capabilities = replace(own, max_batch=None, max_value=self._value)
+        self.capabilities = replace(
+            own, max_batch=None, max_value=_least(self.config.max_value, own.max_value)
+        )
 
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Any]:
-        step = self._batch or max(1, len(keys))
-        pieces = [keys[i : i + step] for i in range(0, len(keys), step)]
-        found: list[Any] = []
-        for piece in pieces:
-            async with self._place():
-                found += await self.inner.lookup(piece, deadline=deadline)
-        return found
-
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        async def call(piece: Sequence[Load], done: LoadDone) -> Sequence[Loaded]:
-            return await self.inner.load(piece, done=done, deadline=deadline)
-
-        return await self._cut(batch, range(len(batch)), {}, call, Loaded.failed, done)
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        async def call(piece: Sequence[Store], done: StoreDone) -> Sequence[Stored]:
-            return await self.inner.store(piece, done=done, deadline=deadline)
-
-        known: dict[int, Stored] = {}
-        if self._value is not None:
+    ) -> Any:
+        step = self._batch or max(1, len(batch))
+        if verb in ("lookup", "delete"):
+            answers = []
+            for start in range(0, len(batch), step):
+                async with self._places or AsyncExitStack():
+                    answers.append(await call(batch[start : start + step], None))
+            return sum(answers) if verb == "delete" else [each for a in answers for each in a]
+        settled = Settled(len(batch), done)
+        longest = self.capabilities.max_value
+        if verb == "store" and longest is not None:
             for index, item in enumerate(batch):
-                if item.nbytes > self._value:
-                    known[index] = Stored.refused("too large")
-        rest = [index for index in range(len(batch)) if index not in known]
-        return await self._cut(batch, rest, known, call, Stored.failed, done)
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        step = self._batch or max(1, len(keys))
-        count = 0
-        for start in range(0, len(keys), step):
-            async with self._place():
-                count += await self.inner.delete(keys[start : start + step])
-        return count
-
-    def _place(self) -> Any:
-        return self._places or AsyncExitStack()
-
-    async def _cut(
-        self,
-        batch: Sequence[I],
-        wanted: Sequence[int],
-        results: dict[int, R],
-        call: Callable[[Sequence[I], Callable[[int, R], None]], Any],
-        failed: Callable[[BackendError], R],
-        done: Callable[[int, R], None] | None,
-    ) -> list[R]:
-        """Run ``call`` on pieces at once; a piece that raises fails alone. Ends when all have ended (B5)."""
-        for index, result in results.items():
-            if done is not None:
-                done(index, result)
-
-        def finish(index: int, result: R) -> None:
-            if index not in results:
-                results[index] = result
-                if done is not None:
-                    done(index, result)
+                if item.nbytes > longest:
+                    settled(index, Stored.refused(f"too large: {item.nbytes} bytes, {longest} fit"))
+        wanted = [index for index, result in enumerate(settled.results) if result is None]
 
         async def run(indices: Sequence[int]) -> None:
-            async with self._place():
+            async with self._places or AsyncExitStack():
                 try:
-                    ended = await call(
-                        [batch[i] for i in indices], lambda i, result: finish(indices[i], result)
-                    )
+                    items = [batch[i] for i in indices]
+                    ended = await call(items, lambda i, result: settled(indices[i], result))
                 except BackendError as error:
                     if len(indices) == len(batch):
                         raise
-                    ended = [failed(error)] * len(indices)
+                    ended = [failed(verb, error)] * len(indices)
             for index, result in zip(indices, ended, strict=True):
-                finish(index, result)
+                settled(index, result)
 
-        step = self._batch or max(1, len(wanted))
-        pieces = [wanted[i : i + step] for i in range(0, len(wanted), step)]
+        pieces = [wanted[start : start + step] for start in range(0, len(wanted), step)]
         if len(pieces) == 1:
             await run(pieces[0])
         elif pieces:
+            # Ends when all have ended, cancelled or not (law B5); a piece that fails fails alone.
             for error in await asyncio.gather(*map(run, pieces), return_exceptions=True):
                 if error is not None:
                     raise error
-        return [results[index] for index in range(len(batch))]
+        return settled.results
 
 
 def _least(*bounds: int | None) -> int | None:

@@ -2,120 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from lmcache_core.observers import Metrics
-from lmcache_core.spi import (
-    AbstractBackend,
-    BackendError,
-    BatchDone,
-    Context,
-    Found,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    LoadStatus,
-    Store,
-    Stored,
-    StoreDone,
-    StoreStatus,
-    Wrapper,
-)
+from lmcache_core.spi import BackendError, BatchDone
+from lmcache_core.wrappers.around import Around, Call, Done
 
-T = TypeVar("T")
 REASONS = ("full", "too large", "read-only")
 """Refusals with a label of their own; all others are ``other``."""
+GOOD = ("filled", "stored", "present")
 
 
-class Measured(Wrapper):
+class Measured(Around):
     """Outermost: one ``BatchDone`` and the counters of ``lmcache_core.observers`` per call.
 
     A call that is cancelled counts its items as failed, so that asked is always answered.
+    Configured with the ``Metrics`` to count in.
     """
 
     config_type = Metrics
     config: Metrics
 
-    def __init__(self, config: Metrics, context: Context, inner: AbstractBackend, /) -> None:
-        super().__init__(config, context, inner)
-
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Found | None]:
-        found = await self._time(
-            "lookup", len(keys), lambda: self.inner.lookup(keys, deadline=deadline), self._looked
-        )
-        return found
-
-    async def load(
-        self,
-        batch: Sequence[Load],
-        /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        self._add("loads_asked_total", len(batch))
-        return await self._time(
-            "load",
-            len(batch),
-            lambda: self.inner.load(batch, done=done, deadline=deadline),
-            self._loaded,
-        )
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        self._add("stores_asked_total", len(batch))
-        sizes = [item.nbytes for item in batch]
-        return await self._time(
-            "store",
-            len(batch),
-            lambda: self.inner.store(batch, done=done, deadline=deadline),
-            lambda results: self._stored(results, sizes),
-        )
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        return await self._time(
-            "delete",
-            len(keys),
-            lambda: self.inner.delete(keys),
-            lambda count: (count, len(keys) - count, 0),
-        )
-
-    async def _time(
+    async def around(
         self,
         verb: str,
-        asked: int,
-        call: Callable[[], Awaitable[T]],
-        judge: Callable[[Any], tuple[int, int, int]],
-    ) -> T:
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
+        /,
+    ) -> Any:
+        asked = len(batch)
+        if verb in ("load", "store"):
+            self._add(f"{verb}s_asked_total", asked)
         begun = self.context.clock.now()
-        good, missed, nbytes = 0, 0, 0
-        reason = "cancelled"
+        good = missed = nbytes = 0
+        trouble = "cancelled"
         try:
-            result = await call()
-            good, missed, nbytes = judge(result)
-            reason = ""
+            result = await call(batch, done)
+            trouble = ""
+            if verb == "delete":
+                good, missed = result, asked - result
+            elif verb == "lookup":
+                good = sum(each is not None for each in result)
+                missed = asked - good
+            else:
+                good, missed, nbytes = self._judge(verb, batch, result)
             return result
         except BackendError as error:
-            reason = type(error).__name__
+            trouble = type(error).__name__
             raise
         finally:
-            if reason:
-                outcomes = {"load": "loads_total", "store": "stores_total"}
-                if verb in outcomes:
-                    self._add(outcomes[verb], asked, outcome="failed")
-                self._add("failures_total", asked, verb=verb, reason=reason)
-            seconds = self.context.clock.now() - begun
-            tier = self.context.tier
+            tier, seconds = self.context.tier, self.context.clock.now() - begun
+            if trouble:
+                if verb in ("load", "store"):
+                    self._add(f"{verb}s_total", asked, outcome="failed")
+                self._add("failures_total", asked, verb=verb, reason=trouble)
             self.config.observe("lmcache_tier_verb_seconds", seconds, tier=tier, verb=verb)
             self.context.emit(
                 BatchDone(
@@ -124,41 +67,24 @@ class Measured(Wrapper):
                 )
             )  # fmt: skip
 
-    def _looked(self, found: Sequence[Found | None]) -> tuple[int, int, int]:
-        hits = [each for each in found if each is not None]
-        return len(hits), len(found) - len(hits), sum(each.nbytes for each in hits)
-
-    def _loaded(self, results: Sequence[Loaded]) -> tuple[int, int, int]:
-        nbytes = sum(each.nbytes for each in results)
-        good = sum(each.status is LoadStatus.FILLED for each in results)
-        missed = sum(each.status is LoadStatus.MISSED for each in results)
-        for status in LoadStatus:
-            count = sum(each.status is status for each in results)
-            self._add("loads_total", count, outcome=status.value)
-        self._fail("load", results)
-        self._add("read_bytes_total", nbytes)
-        return good, missed, nbytes
-
-    def _stored(self, results: Sequence[Stored], sizes: Sequence[int]) -> tuple[int, int, int]:
-        nbytes = good = refused = 0
-        for each, size in zip(results, sizes, strict=True):
-            self._add("stores_total", 1, outcome=each.status.value)
-            if each.status is StoreStatus.STORED:
-                nbytes += size
-            if each.status in (StoreStatus.STORED, StoreStatus.PRESENT):
-                good += 1
-            elif each.status is StoreStatus.REFUSED:
-                refused += 1
-                reason = next((name for name in REASONS if each.reason.startswith(name)), "other")
+    def _judge(
+        self, verb: str, batch: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[int, int, int]:
+        good = missed = nbytes = 0
+        for item, result in zip(batch, results, strict=True):
+            outcome = result.status.value
+            self._add(f"{verb}s_total", 1, outcome=outcome)
+            good += outcome in GOOD
+            missed += outcome in ("missed", "refused")
+            if outcome in ("filled", "stored"):
+                nbytes += result.nbytes if verb == "load" else item.nbytes
+            if outcome == "refused":
+                reason = next((name for name in REASONS if result.reason.startswith(name)), "other")
                 self._add("refusals_total", 1, reason=reason)
-        self._fail("store", results)
-        self._add("written_bytes_total", nbytes)
-        return good, refused, nbytes
-
-    def _fail(self, verb: str, results: Sequence[Loaded | Stored]) -> None:
-        for each in results:
-            if each.error is not None:
-                self._add("failures_total", 1, verb=verb, reason=type(each.error).__name__)
+            if result.error is not None:
+                self._add("failures_total", 1, verb=verb, reason=type(result.error).__name__)
+        self._add(f"{'read' if verb == 'load' else 'written'}_bytes_total", nbytes)
+        return good, missed, nbytes
 
     def _add(self, what: str, value: int, **labels: str) -> None:
         if value:

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from lmcache_core.spi import (
-    AbstractBackend,
-    BackendError,
-    Context,
-    Duration,
-    Event,
-    Found,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    Store,
-    Stored,
-    StoreDone,
-    Wrapper,
-)
-
-R = TypeVar("R", Loaded, Stored)
-T = TypeVar("T")
+from lmcache_core.spi import AbstractBackend, BackendError, Context, Duration, Event
+from lmcache_core.wrappers.around import Around, Call, Done, Settled, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +20,7 @@ class RetryOptions:
     """
 
     attempts: int = 2
-    pause: Duration = Duration(0.01)  # a number
+    pause: Duration = Duration(0.01)
     budget: float = 0.1
 
 
@@ -49,7 +32,7 @@ class Retried(Event):
     reason: str
 
 
-class Retry(Wrapper):
+class Retry(Around):
     """Only errors with ``retryable`` are tried again; items that ended well are not."""
 
     config_type = RetryOptions
@@ -60,43 +43,57 @@ class Retry(Wrapper):
         super().__init__(config, context, inner)
         self._credit = self.BURST
 
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Found | None]:
-        return await self._whole(
-            "lookup", lambda: self.inner.lookup(keys, deadline=deadline), deadline
-        )
-
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        async def call(items: Sequence[Load], done: LoadDone) -> Sequence[Loaded]:
-            return await self.inner.load(items, done=done, deadline=deadline)
+    ) -> Any:
+        self._credit = min(self.BURST, self._credit + self.config.budget)
+        single = verb in ("lookup", "delete")
+        settled = Settled(0 if single else len(batch), done)
+        left, bad = list(range(len(batch))), dict[int, BackendError]()
+        attempt = 1
+        while True:
+            trying = left
 
-        return await self._items("load", call, batch, done, deadline)
+            def early(at: int, result: Any, trying: list[int] = trying) -> None:
+                if result.error is None:
+                    settled(trying[at], result)
 
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        async def call(items: Sequence[Store], done: StoreDone) -> Sequence[Stored]:
-            return await self.inner.store(items, done=done, deadline=deadline)
+            try:
+                ended = await call([batch[i] for i in trying], None if single else early)
+            except BackendError as error:
+                if await self._again(verb, attempt, error, deadline):
+                    attempt += 1
+                    continue
+                if single or not bad:
+                    raise  # no item has a result, in no attempt
+                break
+            if single:
+                return ended
+            bad = {}
+            for index, result in zip(trying, ended, strict=True):
+                if result.error is None:
+                    settled(index, result)
+                elif result.error.retryable:
+                    bad[index] = result.error
+                else:
+                    settled(index, result)
+            left = list(bad)
+            if not bad or not await self._again(verb, attempt, next(iter(bad.values())), deadline):
+                break
+            attempt += 1
+        for index, last in bad.items():
+            settled(index, failed(verb, last))
+        return settled.results
 
-        return await self._items("store", call, batch, done, deadline)
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        return await self._whole("delete", lambda: self.inner.delete(keys), None)
-
-    async def _again(self, verb: str, attempt: int, error: Any, deadline: float | None) -> bool:
+    async def _again(
+        self, verb: str, attempt: int, error: BackendError, deadline: float | None
+    ) -> bool:
         """Pause before another try, or tell that there is none."""
         if attempt >= self.config.attempts or not error.retryable or self._credit < 1:
             return False
@@ -107,74 +104,3 @@ class Retry(Wrapper):
         self.context.emit(Retried(tier=self.context.tier, verb=verb, reason=str(error)))
         await self.context.clock.sleep(pause)
         return True
-
-    def _earn(self) -> None:
-        self._credit = min(self.BURST, self._credit + self.config.budget)
-
-    async def _whole(
-        self, verb: str, call: Callable[[], Awaitable[T]], deadline: float | None
-    ) -> T:
-        self._earn()
-        attempt = 1
-        while True:
-            try:
-                return await call()
-            except BackendError as error:
-                if not await self._again(verb, attempt, error, deadline):
-                    raise
-            attempt += 1
-
-    async def _items(
-        self,
-        verb: str,
-        call: Callable[[Sequence[Any], Callable[[int, R], None]], Awaitable[Sequence[R]]],
-        batch: Sequence[Any],
-        done: Callable[[int, R], None] | None,
-        deadline: float | None,
-    ) -> list[R]:
-        results: dict[int, R] = {}
-        told: set[int] = set()
-
-        def settle(index: int, result: R) -> None:
-            results[index] = result
-            if index not in told:
-                told.add(index)
-                if done is not None:
-                    done(index, result)
-
-        left: list[int] = list(range(len(batch)))
-        attempt = 1
-        self._earn()
-        while True:
-            trying: list[int] = left
-
-            def early(position: int, result: R, trying: list[int] = trying) -> None:
-                if result.error is None:
-                    settle(trying[position], result)
-
-            failure: BackendError | None = None
-            try:
-                ended = await call([batch[index] for index in trying], early)
-            except BackendError as error:
-                failure = error
-                if len(results) < len(batch) and not await self._again(
-                    verb, attempt, error, deadline
-                ):
-                    raise
-                if len(results) == len(batch):
-                    break
-                attempt += 1
-                continue
-            for index, result in zip(trying, ended, strict=True):
-                results[index] = result
-                if result.error is None:
-                    settle(index, result)
-                elif result.error.retryable:
-                    failure = failure or result.error
-            if failure is None or not await self._again(verb, attempt, failure, deadline):
-                break
-            left = [i for i in trying if (e := results[i].error) is not None and e.retryable]
-            attempt += 1
-        for index in range(len(batch)):
-            settle(index, results[index])
-        return [results[index] for index in range(len(batch))]

@@ -96,9 +96,10 @@ class Encoded(Wrapper):
             if done is not None:
                 done(at, result)
 
+        refused = [self.screen_load(load) for load in batch]
         found = await self.inner.lookup([load.key for load in batch], deadline=deadline)
-        there = [at for at, each in enumerate(found) if each is not None]
-        rooms = [memoryview(bytearray(each.nbytes)) for each in found if each is not None]
+        there = [at for at, each in enumerate(found) if each is not None and not refused[at]]
+        rooms = [memoryview(bytearray(found[at].nbytes)) for at in there]  # type: ignore[union-attr]
         async with Offload(self.context) as offload:
 
             def arrived(position: int, result: Loaded) -> None:
@@ -113,9 +114,9 @@ class Encoded(Wrapper):
                     lambda error: finish(at, Loaded.failed(error)),
                 )
 
-            for at, each in enumerate(found):
-                if each is None:
-                    finish(at, MISSED)
+            for at in range(len(batch)):
+                if at not in there:
+                    finish(at, refused[at] or MISSED)
             if there:
                 loads = [
                     Load(batch[at].key, (room,)) for at, room in zip(there, rooms, strict=True)

@@ -1,0 +1,92 @@
+"""Small serdes for tests."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from lmcache_core.spi import BytesSerde, Corrupt, TensorSerde
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Nothing to choose."""
+
+
+class Squeeze(BytesSerde):
+    """zlib with its length checked."""
+
+    config_type = NoOptions
+    wire_id = "squeeze"
+    lossless = True
+
+    def __init__(self, config=None, /):
+        pass
+
+    def bound(self, nbytes):
+        return nbytes + 64 + nbytes // 100
+
+    def encode(self, info, source, into):
+        data = zlib.compress(source)
+        into[: len(data)] = data
+        return len(data)
+
+    def decode(self, info, source, into):
+        try:
+            data = zlib.decompress(source)
+        except zlib.error as error:
+            raise Corrupt(str(error)) from error
+        if len(data) != into.nbytes:
+            raise Corrupt(f"{len(data)} bytes instead of {into.nbytes}")
+        into[:] = data
+
+
+class Double(TensorSerde):
+    """Every byte twice."""
+
+    config_type = NoOptions
+    wire_id = "double"
+    lossless = True
+
+    def __init__(self, config=None, /):
+        pass
+
+    def bound(self, spec):
+        return 2 * spec.nbytes
+
+    def encode(self, info, source, into):
+        into[: 2 * source.nbytes : 2] = source
+        into[1 : 2 * source.nbytes : 2] = source
+        return 2 * source.nbytes
+
+    def decode(self, info, source, into):
+        if source.nbytes != 2 * into.nbytes or source[::2] != source[1::2]:
+            raise Corrupt("halves differ")
+        into[:] = bytes(source[::2])
+
+
+class Lossy(Double):
+    """Forgets the lower four bits."""
+
+    wire_id = "lossy"
+    lossless = False
+    error_bound = "15"
+
+    def bound(self, spec):
+        return spec.nbytes
+
+    def encode(self, info, source, into):
+        into[: source.nbytes] = bytes(byte & 0xF0 for byte in source)
+        return source.nbytes
+
+    def decode(self, info, source, into):
+        into[:] = source
+
+
+class Declines(Double):
+    """Never encodes."""
+
+    wire_id = "declines"
+
+    def encode(self, info, source, into):
+        raise ValueError("not for me")
