@@ -135,4 +135,13 @@ CATALOGUE: tuple[Entry, ...] = (
         status="experimental",
         needs="a C++ compiler and Python.h while it is built",
     ),
+    Entry(
+        kind="commands",
+        name="check",
+        dist="lmcache-backend-disk",
+        path="backends/disk",
+        object="lmcache_backend_disk.command:app",
+        extra="disk",
+        status="experimental",
+    ),
 )

@@ -44,6 +44,7 @@ class Node:
         if node is not None:
             self.entries[name] = node
             node.names += 1
+            self.modified = max(self.modified, node.modified)
 
     def settle(self) -> None:
         """Bring to the medium what ``sync`` promises."""

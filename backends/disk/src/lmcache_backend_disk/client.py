@@ -36,7 +36,7 @@ class Root:
         self._exclusive = exclusive
         self._sync = sync
         self._verify = verify
-        self._digits = 2
+        self.fan_out = 256
         self._links = True
         self._remade = False
         self._lock: int | None = None
@@ -54,12 +54,14 @@ class Root:
             if self._exclusive:
                 self._lock = opening.own(folder, pid)
             folder.mkdir(f"{self.path}/tmp")
-            self._digits = {16: 1, 256: 2, 4096: 3}[opening.read_layout(folder, fan_out)]
+            self.fan_out = opening.settle_layout(folder, fan_out)
             for name in sorted(set(self.shards()) - set(self._files.list(self.path))):
                 folder.mkdir(f"{self.path}/{name}")
             if self._sync is Sync.DURABLE:
                 opening.sync_ancestors(folder)
-            opening.sweep(folder, everything=self._exclusive)
+            now = None if self._exclusive else opening.server_time(folder)
+            for path in opening.abandoned(folder, now=now):
+                folder.discard(path)
             self.direct = opening.probe(folder, direct)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, *GONE):
@@ -73,7 +75,11 @@ class Root:
             self._files.close(lock)
 
     def shards(self) -> list[str]:
-        return [f"{number:0{self._digits}x}" for number in range(16**self._digits)]
+        return [f"{number:0{self._digits}x}" for number in range(self.fan_out)]
+
+    @property
+    def _digits(self) -> int:
+        return (self.fan_out.bit_length() - 1) // 4
 
     def shard_of(self, name: str) -> str:
         return name[-self._digits :]
@@ -153,6 +159,10 @@ class Root:
                 return False
             raise
         return True
+
+    def discard(self, path: str) -> None:
+        """Remove a temporary file."""
+        self._folder.discard(path)
 
     def names(self, shard: str) -> list[str]:
         """Names in a shard, sorted; empty when it is gone."""

@@ -65,8 +65,8 @@ def own(folder: Folder, pid: int) -> int:
     return lock
 
 
-def read_layout(folder: Folder, fan_out: int) -> int:
-    """Return how many shards the folder has: ``fan_out`` for a new one.
+def find_layout(folder: Folder) -> int | None:
+    """Return how many shards the folder has, None when it is not (yet) one of ours.
 
     Raises:
         ConfigError: written by a version that this one cannot read.
@@ -74,9 +74,8 @@ def read_layout(folder: Folder, fan_out: int) -> int:
     path = f"{folder.path}/layout"
     try:
         descriptor = folder.files.open(path, READ)
-    except FileNotFoundError:
-        _write_layout(folder, path, fan_out)
-        return fan_out
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     try:
         found = folder.text(descriptor)
     finally:
@@ -86,36 +85,56 @@ def read_layout(folder: Folder, fan_out: int) -> int:
         raise ConfigError(
             f"{path} says {found[:60]!r}, which this version cannot read; use an empty folder"
         )
-    if int(match[1]) != fan_out:
-        folder.note("fan_out", f"{folder.path} was made with fan_out {int(match[1])}, which stays")
     return int(match[1])
 
 
-def sweep(folder: Folder, *, everything: bool) -> None:
-    """Remove temporary files of dead writers.
+def settle_layout(folder: Folder, fan_out: int) -> int:
+    """Return how many shards the folder has: ``fan_out`` for a new one, else what it was made with."""
+    found = find_layout(folder)
+    if found is None:
+        _write_layout(folder, fan_out)
+        return fan_out
+    if found != fan_out:
+        folder.note("fan_out", f"{folder.path} was made with fan_out {found}, which stays")
+    return found
+
+
+def abandoned(folder: Folder, *, now: float | None) -> list[str]:
+    """Paths of temporary files whose writers are gone.
 
     Args:
-        everything: nobody else writes here; otherwise only files go that are old by the clock of the file
-            server, whatever the clocks of the nodes say.
+        now: None when nobody else writes here; otherwise the time by the clock of the file server, and only
+            files that are old by it count, whatever the clocks of the nodes say.
     """
-    files = folder.files
-    names = files.list(f"{folder.path}/tmp")
-    now = None
-    for name in names:
+    found = []
+    for name in folder.files.list(f"{folder.path}/tmp"):
         path = f"{folder.path}/tmp/{name}"
         try:
-            found = files.status(path)
-            if not TEMPORARY.fullmatch(name) or not found.is_file:
-                folder.note("foreign", f"{path} is not ours; left alone")
-                continue
-            if not everything:
-                now = _server_time(folder) if now is None else now
-                if found.modified > now - ABANDONED_S:
-                    continue
-            files.unlink(path)
+            status = folder.files.status(path)
         except OSError as error:
-            if error.errno not in (*GONE, *FULL):
-                raise
+            if error.errno in GONE:
+                continue
+            raise
+        if not TEMPORARY.fullmatch(name) or not status.is_file:
+            folder.note("foreign", f"{path} is not ours; left alone")
+        elif now is None or status.modified <= now - ABANDONED_S:
+            found.append(path)
+    return found
+
+
+def server_time(folder: Folder) -> float:
+    """The time by the clock that stamps files here, or one long ago where no file can be made."""
+    try:
+        path, descriptor = folder.create()
+    except OSError as error:
+        if error.errno in FULL:
+            return 0.0
+        raise
+    folder.files.close(descriptor)
+    try:
+        return folder.files.status(path).modified
+    finally:
+        folder.discard(path)
 
 
 def probe(folder: Folder, direct: Direct) -> bool:
@@ -177,7 +196,7 @@ def _boot(folder: Folder) -> bytes:
         folder.files.close(descriptor)
 
 
-def _write_layout(folder: Folder, path: str, fan_out: int) -> None:
+def _write_layout(folder: Folder, fan_out: int) -> None:
     files = folder.files
     text = b"lmcache disk 1\nfan_out %d\n" % fan_out
     temporary, descriptor = folder.create()
@@ -187,16 +206,7 @@ def _write_layout(folder: Folder, path: str, fan_out: int) -> None:
             files.sync(descriptor)
         finally:
             files.close(descriptor)
-        files.rename(temporary, path)
+        files.rename(temporary, f"{folder.path}/layout")
         folder.sync(folder.path)
     finally:
         folder.discard(temporary)
-
-
-def _server_time(folder: Folder) -> float:
-    path, descriptor = folder.create()
-    folder.files.close(descriptor)
-    try:
-        return folder.files.status(path).modified
-    finally:
-        folder.discard(path)
