@@ -24,7 +24,7 @@ demo: setup  ## show what is here: the registry, and bytes through the memory ti
 	@$(PY) examples/round_trip.py
 
 test: setup  ## every test; needs neither root nor a service started by hand
-	@$(STAGE) tests 420 -- $(PY) -m pytest -q $(PYTEST_ARGS)
+	@$(STAGE) tests 420 -- $(PY) -m pytest -q -o cache_dir=$(WORK)/pytest $(PYTEST_ARGS)
 
 check: setup  ## lint, format, types, layering, catalogue, docs
 	@$(PY) .ci/check.py
