@@ -57,10 +57,10 @@ def doctor(
         if line.state in (*FAULTS, "unavailable")
     ]
     findings += [Finding("configuration", "note", note) for note in effective.notes]
-    findings += [*memory(effective, machine.memory_limit()[0]), *room(effective)]
+    findings += [*memory(effective, machine.memory_limit()), *room(effective)]
     for tier in effective.config.tiers:
         remark(f"writing to and reading from tier {tier.name}")
-        findings += round_trip(tier, effective.registry, timeout=timeout)
+        findings.append(round_trip(tier, effective, timeout=timeout))
     if not effective.config.tiers:
         findings.append(Finding("tiers", "warning", "none is configured: every lookup is a miss"))
     if as_json:
@@ -75,23 +75,17 @@ def doctor(
 
 
 def memory(effective: Effective, limit: int, /) -> list[Finding]:
-    """Compare what tiers in this process may take to what the process may have."""
+    """Compare what tiers in this process may take to what the process may still have."""
     wanted = 0
     for tier in effective.config.tiers:
         found = effective.registry.load("backends", tier.plugin, anyway=True)
         capabilities = getattr(found, "capabilities", None)
         if capabilities is not None and not (capabilities.shared or capabilities.persistent):
             wanted += tier.size or 0
-    if wanted <= limit * 0.9:
+    if wanted <= limit:
         return []
-    return [
-        Finding(
-            "memory",
-            "warning",
-            f"tiers may take {wanted >> 20} MiB of {limit >> 20} MiB",
-            "lower their sizes",
-        )
-    ]
+    text = f"tiers may take {wanted >> 20} MiB, and {limit >> 20} MiB are to be had"
+    return [Finding("memory", "warning", text, "lower their sizes or raise the limit")]
 
 
 def room(effective: Effective, /) -> list[Finding]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmcache_core.cli.doctor import Finding
+from lmcache_core.memory.limits import available, text
 
 ROOT = Path("/")
 TORCH_TIMEOUT_S = 120
@@ -42,8 +43,8 @@ def system(root: Path = ROOT) -> Iterator[Finding]:
             f"{version} on {machine}",
             "only core, memory tier and CLI work off Linux",
         )
-    limit, source = memory_limit(root)
-    yield Finding("memory", "good", f"{limit >> 20} MiB, by {source}")
+    if limit := available(str(root)):
+        yield Finding("memory", "good", f"{text(limit.available)} to be had, by {limit.source}")
     yield huge_pages(root)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
@@ -64,31 +65,17 @@ def system(root: Path = ROOT) -> Iterator[Finding]:
     yield Finding("device files", "note", ", ".join(present) or "none of an accelerator")
 
 
-def memory_limit(root: Path = ROOT) -> tuple[int, str]:
-    """Bytes this process may use, and what says so: the nearest cgroup limit upwards, or the machine."""
-    total = _meminfo(root).get("MemTotal", 0)
-    least, source = total, "the machine"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        base = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            text = "".join(_lines(place / name)).strip()
-            if text.isdigit() and int(text) < least:
-                least, source = int(text), f"cgroup {place.relative_to(root)}"
-            if place == base:
-                break
-    return least, source
+def memory_limit(root: Path = ROOT) -> int:
+    """Bytes this process may still take."""
+    found = available(str(root))
+    return found.available if found else 0
 
 
 def huge_pages(root: Path = ROOT) -> Finding:
     """Whether a pool with ``huge_pages`` would get them."""
     free = _meminfo(root).get("HugePages_Free", 0)
-    text = "".join(_lines(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
-    transparent = text[text.find("[") + 1 : text.find("]")] if "[" in text else "never"
+    modes = "".join(_lines(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    transparent = modes[modes.find("[") + 1 : modes.find("]")] if "[" in modes else "never"
     found = f"{free} reserved and free, transparent ones for shared memory: {transparent}"
     if free or transparent not in ("never", "deny"):
         return Finding("huge pages", "good", found)

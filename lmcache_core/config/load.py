@@ -324,7 +324,11 @@ class _Binder:
         given["wrappers"] = {}
         for key, part in table(wrappers, f"{path}.wrappers").items():
             kind = self.plugin("wrappers", key, part, f"{path}.wrappers.{key}").config_type
-            given["wrappers"][key] = bind(kind, part, f"{path}.wrappers.{key}", self.settings)
+            if reread(part).value is False:  # one that is there unasked is left out
+                given["wrappers"][key] = False
+                self.settings.append(Setting(f"{path}.wrappers.{key}", False, part.origin))
+            else:
+                given["wrappers"][key] = bind(kind, part, f"{path}.wrappers.{key}", self.settings)
         return bind(TierConfig, Item(own, written.origin), path, self.settings, given=given)
 
     def serdes(self, item: Item | None, path: str) -> tuple[PluginChoice, ...]:

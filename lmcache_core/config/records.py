@@ -96,7 +96,8 @@ class TierConfig:
         deadline: longest wait for one call on a batch; the manager may wait less (cost gate, budgets).
         quotas: limits of single tenants in this tier, before ``TenantConfig.quota``.
         serde: encodings in order of encoding; encryption last.
-        wrappers: options of wrappers, by wrapper name; each value an instance of its ``config_type``.
+        wrappers: options of wrappers, by wrapper name; each value an instance of its ``config_type``, or False
+            to leave out one that is there unasked.
     """
 
     plugin: str

@@ -77,6 +77,11 @@ def test_options_of_policy_serde_key_manager_and_observer_are_bound(tmp_path: Pa
     assert config.observers[0].name == "watch"
 
 
+def test_a_wrapper_can_be_left_out(tmp_path: Path) -> None:
+    (tier,) = read(tmp_path, "tiers: [{cpu: {wrappers: {breaker: false}}}]").config.tiers
+    assert tier.wrappers == {"breaker": False}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
