@@ -176,13 +176,18 @@ class StorageManager:
                         self.pool.abort(each)
         if not self.writing.first or not self.tiers:
             return self.pool.commit_batch(reservations, identities, tags=tags)
-        room = self.writing.room(sum(each.extent.nbytes for each in reservations))
-        done = self.pool.commit_batch(reservations, identities, dirty=room, tags=tags)
-        self.writing.committed([
-            (each.key, Parcel(each.nbytes, each.tenant, each.cost, tags, room, not room))
-            for each, good in zip(reservations, done, strict=True)
-            if good and isinstance(each, Held)
-        ])  # fmt: skip
+        fits = self.writing.fitting([each.extent.nbytes for each in reservations])
+        done: list[bool] = []
+        for part, dirty in ((slice(fits, None), False), (slice(fits), True)):  # leaves first
+            good = self.pool.commit_batch(
+                reservations[part], identities[part], dirty=dirty, tags=tags
+            )
+            done[:0] = good
+            self.writing.committed([
+                (each.key, Parcel(each.nbytes, each.tenant, each.cost, tags, dirty, not dirty))
+                for each, visible in zip(reservations[part], good, strict=True)
+                if visible and isinstance(each, Held)
+            ])  # fmt: skip
         return done
 
     def abort(self, reservation: Reservation, /) -> None:

@@ -239,12 +239,19 @@ class Writing:
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def room(self, nbytes: int, /) -> bool:
-        """Whether so many more bytes may become dirty."""
-        return self.books.nbytes + self._inbox_nbytes + nbytes <= self.books.cap
+    def fitting(self, sizes: Sequence[int], /) -> int:
+        """How many of these values, from the first on, may become dirty."""
+        room = self.books.cap - self.books.nbytes - self._inbox_nbytes
+        for count, nbytes in enumerate(sizes):
+            room -= nbytes
+            if room < 0:
+                return count
+        return len(sizes)
 
     def committed(self, parcels: Sequence[tuple[Key, Parcel]], /) -> None:
         """Values became visible, dirty as their parcels say."""
+        if not parcels:
+            return
         self._inbox.extend(parcels)
         self._inbox_nbytes += sum(parcel.nbytes for _, parcel in parcels)
         self._wake()
