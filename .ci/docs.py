@@ -101,9 +101,36 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return "none" if value is None else f"`{value}`"
 
 
+def known_names() -> str:
+    """docs/reference/known-names.md, from the table of names that users of LMCache know."""
+    from lmcache_core.config.names import NAMES, SCHEMES, Effect
+
+    lines = [
+        "# Names you may know\n\n",
+        GENERATED.format(source="`lmcache_core/config/names.py`"),
+        "Keys of LMCache's in-process configuration, and what each of them does here. In the environment a key is\n"
+        "written `LMCACHE_` and upper case. A key without effect is accepted and noted by `lmcache config`; a\n"
+        "refused one stops the start, unless it is switched off. Short tier keys cannot stand beside `tiers`.\n\n",
+        "| Key | Effect | Here | Because |\n| --- | --- | --- | --- |\n",
+    ]
+    order = list(Effect)
+    for row in sorted(NAMES, key=lambda row: (order.index(row.effect), row.key)):
+        here = f"`{row.to}`" if row.to else ""
+        lines.append(f"| `{row.key}` | {row.effect.value} | {here} | {row.why} |\n")
+    lines.append(
+        "\n## Schemes of `remote_url`\n\n| Scheme | Plugin | Option |\n| --- | --- | --- |\n"
+    )
+    lines += [
+        f"| `{scheme}://` | `{plugin}` | `{option}` |\n"
+        for scheme, (plugin, option) in SCHEMES.items()
+    ]
+    return "".join(lines)
+
+
 PAGES: dict[str, tuple[str, Callable[[], str]]] = {
     "docs/reference/metrics.md": ("lmcache_core.observers", metrics),
     "docs/reference/configuration.md": ("lmcache_core.config.records", configuration),
+    "docs/reference/known-names.md": ("lmcache_core.config.names", known_names),
 }
 
 
