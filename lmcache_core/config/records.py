@@ -40,7 +40,7 @@ class Share(float):
         return cls(value)
 
 
-Quota = ByteSize | Share
+Quota = Share | ByteSize
 
 
 class WritePolicy(Enum):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcache_core.config import PluginChoice, WritePolicy
+from lmcache_core.config import PluginChoice, Share, WritePolicy
 from lmcache_core.spi import ByteSize, Duration
 from tests.config import plugins
 from tests.config.plugins import read
@@ -75,6 +75,13 @@ def test_options_of_policy_serde_key_manager_and_observer_are_bound(tmp_path: Pa
     ]
     assert config.engine.key_managers[0].options == plugins.RegionOptions(region="us")
     assert config.observers[0].name == "watch"
+
+
+def test_a_quota_is_a_share_or_a_size(tmp_path: Path) -> None:
+    text = "tenants: {a: {quota: 25%}, b: {quota: 0.5}, c: {quota: '0.5'}, d: {quota: 3GiB}, e: {quota: 4096}}"
+    quotas = {name: tenant.quota for name, tenant in read(tmp_path, text).config.tenants.items()}
+    assert quotas == {"a": 0.25, "b": 0.5, "c": 0.5, "d": 3 * 2**30, "e": 4096}
+    assert {name for name, quota in quotas.items() if isinstance(quota, Share)} == {"a", "b", "c"}
 
 
 def test_a_wrapper_can_be_left_out(tmp_path: Path) -> None:
@@ -185,8 +192,8 @@ def test_a_wrapper_can_be_left_out(tmp_path: Path) -> None:
         ),
         (
             "tiers: [{cpu: {quotas: {a: 120%}}}]",
-            "kv.yaml:1: tiers.cpu.quotas.a: not a size: '120%' (examples: 20GB, 512MiB, 4096);"
-            " or not a share: '120%' (examples: 25%, 0.25)",
+            "kv.yaml:1: tiers.cpu.quotas.a: not a share: '120%' (examples: 25%, 0.25);"
+            " or not a size: '120%' (examples: 20GB, 512MiB, 4096)",
         ),
     ],
 )
