@@ -9,6 +9,7 @@ with Cache.from_config("cache.yaml") as cache:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from typing import Any, Self, TypeVar
 from lmcache_core.config import Config, Effective, load
 from lmcache_core.engine.engine import CacheEngine
 from lmcache_core.engine.forms import Forms
-from lmcache_core.observers import Metrics
+from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import Event, GPUConnector
 from lmcache_core.storage.build import build, default_context
 from lmcache_core.storage.results import Flushed, Shutdown
@@ -45,14 +46,28 @@ class Cache:
         self.config: Config = effective.config
         self.registry = effective.registry
         self.metrics = Metrics()
-        self._observe = observe
+        log = logging.getLogger("lmcache")
+        log.setLevel(self.config.log_level.upper())
+        for note in effective.notes:
+            log.warning("%s", note)
+        configured = [
+            (choice.name, self.registry.load("observers", choice.name)(choice.options))
+            for choice in self.config.observers
+        ]
+        self._events = Emitter(configured, self.metrics, log=log)
+
+        def emit(event: Event, /) -> None:
+            observe(event)
+            self._events(event)
+
+        self._observe = emit
         self._threads = DaemonExecutor("lmcache-calls", CALL_THREADS)
         self.storage = SyncManager(
             lambda: build(
                 self.config,
                 self.registry,
                 metrics=self.metrics,
-                context=lambda name: default_context(name, observe),
+                context=lambda name: default_context(name, emit),
             )
         )
 
@@ -108,7 +123,9 @@ class Cache:
 
     def close(self, *, seconds: float | None = None) -> Shutdown:
         """Flush and close the tiers; idempotent, and in time whatever they do."""
-        return self.storage.close(deadline=self._deadline(seconds))
+        shutdown = self.storage.close(deadline=self._deadline(seconds))
+        self._events.close()
+        return shutdown
 
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """(tier, bytes, chunks) in lookup order."""
