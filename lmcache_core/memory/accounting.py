@@ -92,9 +92,7 @@ def check(ledger: Ledger) -> None:
         )
         usage[index.tenant_name(slot)] = usage.get(index.tenant_name(slot), 0) + slab.size
         internal += slab.size - index.nbytes[slot]
-        users[id(slab), (index.base[slot] - slab.base) // slab.size] = slot
-        segment = ledger.arena.segments[slab.segment]
-        assert segment.generation(index.base[slot]) == index.generation[slot], f"slot {slot}: moved"
+        users[id(slab), index.positions[slot]] = slot
     for owner, record in ledger.owners.items():
         assert record.held or record.leases, f"{owner!r} holds nothing"
         assert all(b.owner == owner and b.left for b in record.leases), f"{owner!r}: leases"

@@ -27,8 +27,7 @@ class Index:
     * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
     * ``tenants``: small number of the tenant, see ``tenant_name``.
     * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
-    * ``cost``: what recomputing costs.
-    * ``base``, ``generation``, ``leases``, ``places`` *: extents of a pool (only with ``extents``).
+    * ``places``, ``positions``, ``leases`` *: extents of a pool (only with ``extents``).
     """
 
     def __init__(self, *, extents: bool = False) -> None:
@@ -48,10 +47,8 @@ class Index:
         self.flags = bytearray()
         self.tenants = array("I")
         self.expires = array("d")
-        self.cost = array("f")
         self.extents = extents
-        self.base = array("Q")
-        self.generation = array("Q")
+        self.positions = array("I")
         self.leases = array("I")
         self.places: list[Any] = []
 
@@ -93,7 +90,6 @@ class Index:
         identity: bytes = b"",
         tenant: str = "",
         expires: float = NEVER,
-        cost: float = 1.0,
     ) -> int:
         """Take in an absent key and return its slot.
 
@@ -118,7 +114,6 @@ class Index:
         self.flags[slot] = 0
         self.tenants[slot] = number
         self.expires[slot] = expires
-        self.cost[slot] = cost
         if identity:
             assert len(identity) == IDENTITY_NBYTES
             self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES] = identity
@@ -224,10 +219,8 @@ class Index:
         self.flags.append(0)
         self.tenants.append(0)
         self.expires.append(NEVER)
-        self.cost.append(1.0)
         if self.extents:
-            self.base.append(0)
-            self.generation.append(0)
+            self.positions.append(0)
             self.leases.append(0)
             self.places.append(None)
         return slot

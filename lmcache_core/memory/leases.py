@@ -103,9 +103,11 @@ class Loan:
 
     @property
     def extent(self) -> Extent:
-        slot, index = self._slot(), self.batch.columns
-        slab: Slab = index.places[slot]
-        return Extent(slab.segment, index.base[slot], index.nbytes[slot], index.generation[slot])
+        slot = self._slot()
+        slab, nbytes = self.batch.columns.places[slot], self.batch.columns.nbytes[slot]
+        base = slab.base + self.batch.columns.positions[slot] * slab.size
+        generation = self.batch.arena.segments[slab.segment].generation(base)
+        return Extent(slab.segment, base, nbytes, generation)
 
     @property
     def identity(self) -> bytes:
@@ -118,10 +120,10 @@ class Loan:
         Raises:
             ValueError: the lease has ended (also ``extent`` and ``identity``).
         """
-        slot, index = self._slot(), self.batch.columns
-        slab: Slab = index.places[slot]
-        view = self.batch.arena.view(slab.segment, index.base[slot], index.nbytes[slot])
-        return view.toreadonly()
+        slot = self._slot()
+        slab, nbytes = self.batch.columns.places[slot], self.batch.columns.nbytes[slot]
+        base = slab.base + self.batch.columns.positions[slot] * slab.size
+        return self.batch.arena.view(slab.segment, base, nbytes).toreadonly()
 
     def _slot(self) -> int:
         slot = self.batch.slots[self.position]

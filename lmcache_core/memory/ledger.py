@@ -143,12 +143,9 @@ class Ledger:
             self.end_held(held)
             return False
         index, slab, size = self.index, held.slab, held.slab.size
-        slot = index.add(
-            held.key, held.nbytes, identity=identity, tenant=held.tenant, cost=held.cost
-        )
-        index.base[slot] = held.base
-        index.generation[slot] = held.generation
+        slot = index.add(held.key, held.nbytes, identity=identity, tenant=held.tenant)
         index.places[slot] = slab
+        index.positions[slot] = held.position
         slab.users[held.position] = slot
         if expires is not None:
             index.expires[slot] = expires
@@ -327,11 +324,11 @@ class Ledger:
     def _free_value(self, slot: int) -> None:
         index = self.index
         slab: Slab = index.places[slot]
-        base, size = index.base[slot], slab.size
+        position, size = index.positions[slot], slab.size
         self.internal -= size - index.nbytes[slot]
         self._discharge(index.tenant_name(slot), size)
-        self.arena.segments[slab.segment].advance(base)
-        self.slabs.give(slab, (base - slab.base) // size)
+        self.arena.segments[slab.segment].advance(slab.base + position * size)
+        self.slabs.give(slab, position)
         index.remove(slot)
 
     def _discharge(self, tenant: str, size: int) -> None:

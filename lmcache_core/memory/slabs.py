@@ -10,6 +10,7 @@ Pure bookkeeping: no memory is touched. Not thread-safe.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
@@ -35,7 +36,7 @@ class Slab:
         self.segment = segment
         self.base = base
         self.size = size
-        self.users = [FREE] * count
+        self.users = array("i", [FREE]) * count
         self.free = list(range(count - 1, -1, -1))
 
     @property

@@ -154,7 +154,7 @@ class Holdings:
         if self.index.slot_of(key) >= 0:
             return False
         fingerprint = self.index.fingerprint(key)
-        slot = self.index.add(key, stored, tenant=tenant, cost=cost, expires=expires)
+        slot = self.index.add(key, stored, tenant=tenant, expires=expires)
         while len(self._lengths) <= slot:
             self._lengths.append(0)
         self._lengths[slot] = length

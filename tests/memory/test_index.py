@@ -40,9 +40,7 @@ class IndexMachine(RuleBasedStateMachine):
                 self.index.add(name, nbytes)
             return
         identity = hashlib.md5(b"%d" % number).digest()
-        slot = self.index.add(
-            name, nbytes, identity=identity, tenant=tenant, expires=expires, cost=0.5
-        )
+        slot = self.index.add(name, nbytes, identity=identity, tenant=tenant, expires=expires)
         assert slot not in {record[0] for record in self.model.values()}
         self.index.tag(slot, tags)
         self.model[name] = (slot, nbytes, tenant, expires, tags)
