@@ -98,7 +98,7 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
     """
     common: Tree = {}
     if (policy := short.get("cache_policy")) is not None:
-        common["policy"] = Item(str(policy.value).lower(), _via(policy, "cache_policy"))
+        common["policy"] = Item(_text(policy, "cache_policy").lower(), _via(policy, "cache_policy"))
     if (timeout := short.get("blocking_timeout_secs")) is not None:
         common["deadline"] = Item(reread(timeout).value, _via(timeout, "blocking_timeout_secs"))
     tiers: list[tuple[str, Tree, str]] = []
@@ -113,7 +113,7 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
         tiers.append((memory, options, use.origin if use else "default"))
     for key, plugin in (("local_disk", "disk"), ("gds_path", "gds")):
         if (folder := short.get(key)) is not None and reread(folder).value not in OFF:
-            written = folder.value if isinstance(folder.value, str) else ""
+            written = _text(folder, key)
             paths = [part.strip().removeprefix("file://") for part in written.split(",")]
             options = {
                 "path": Item([Item(path, folder.origin) for path in paths], _via(folder, key))
@@ -131,7 +131,7 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
 
 
 def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str, Tree, str]:
-    scheme = urlsplit(url.value).scheme if isinstance(url.value, str) else ""
+    scheme = urlsplit(_text(url, "remote_url")).scheme
     if scheme not in SCHEMES:
         raise refuse(
             url,
@@ -174,7 +174,12 @@ def _gib(item: Item, key: str) -> Item:
         return Item(ByteSize(round(value * 2**30)), _via(item, key))
     if isinstance(value, str):  # a unit was written
         return Item(value, _via(item, key))
-    raise refuse(item, key, f"not a size in GiB: {value!r}")
+    raise refuse(item, key, f"not a size in GiB: {item.plain()!r}")
+
+
+def _text(item: Item, key: str) -> str:
+    found: str = convert(str, item, key, [])
+    return found
 
 
 def _via(item: Item, key: str) -> str:

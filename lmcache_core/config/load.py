@@ -247,7 +247,10 @@ def _one_key(item: Item, path: str) -> Item:
 def _name_of(item: Item) -> str:
     ((plugin, options),) = item.value.items()
     given = table(options, plugin).get("name")
-    return str(given.value) if given else plugin.partition("@")[0].rpartition(":")[2]
+    if given is not None:
+        return str(convert(str, given, join(plugin, "name"), []))
+    name: str = plugin.partition("@")[0].rpartition(":")[2]
+    return name
 
 
 class _Binder:

@@ -179,6 +179,9 @@ def test_options_of_the_remote_plugin_in_extra_config(tmp_path: Path) -> None:
         ("tiers: [cpu]\nmax_local_cpu_size: 1", "kv.yaml:2: max_local_cpu_size: cannot stand beside tiers (@/kv.yaml:1); write it there"),
         ("save_decode: true\nsave_decode_cache: true", "kv.yaml:2: save_decode_cache: is the same setting as save_decode, which is given too; keep one"),
         ("cache_policy: LRUX", "kv.yaml:1 (cache_policy): tiers.cpu.policy: no policy 'lrux'; did you mean 'lru'?"),
+        ("cache_policy: [lru]", "kv.yaml:1: cache_policy: expected a single value, got a list"),
+        ("local_disk: 5\nmax_local_disk_size: 1", "kv.yaml:1: local_disk: expected text, got a whole number; write it in quotes"),
+        ("remote_url: {a: 1}", "kv.yaml:1: remote_url: expected a single value, got a mapping"),
         ("policy: arc", "kv.yaml:1: policy: unknown key; it belongs to a tier: tiers: [{PLUGIN: {policy: ...}}]"),
     ],
 )  # fmt: skip

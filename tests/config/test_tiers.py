@@ -148,6 +148,10 @@ def test_a_wrapper_can_be_left_out(tmp_path: Path) -> None:
             "kv.yaml:1: tiers.a b: not a tier name: 'a b' (letters, digits, '_', '-', '.')",
         ),
         (
+            "tiers: [{cpu: {name: {a: 1}}}]",
+            "kv.yaml:1: cpu.name: expected a single value, got a mapping",
+        ),
+        (
             "tiers:\n- cpu\n- cpu\n",
             "kv.yaml:3: tiers.cpu: two tiers of one name; give one of them `name: ...`",
         ),
