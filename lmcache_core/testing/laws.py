@@ -83,7 +83,7 @@ def law_tests(tests: type, /, only: Sequence[str] = ()) -> list[tuple[str, str]]
     """Name the law tests of a class as (law, method), in the order of the laws.
 
     Args:
-        only: numbers of laws or names of tests; empty means all.
+        only: numbers of laws or names of tests (``test_`` may be left out); empty means all.
 
     Raises:
         ValueError: something in ``only`` is neither.
@@ -94,6 +94,7 @@ def law_tests(tests: type, /, only: Sequence[str] = ()) -> list[tuple[str, str]]
         if hasattr(method, "law")
     ]
     known = {word for pair in found for word in pair}
+    only = [f"test_{word}" if f"test_{word}" in known else word for word in only]
     if unknown := [word for word in only if word not in known]:
         laws = sorted({number for number, _ in found}, key=_order)
         raise ValueError(f"no law or test {unknown[0]!r}; laws are {', '.join(laws)}")

@@ -54,7 +54,7 @@ class StatefulBackendTests(BackendHarness):
     steps: ClassVar[int] = 30
     shrink: ClassVar[bool] = True
 
-    @law("B1", "No history makes a backend answer otherwise than MemoryBackend does.")
+    @law("M1", "Model. No history makes a backend answer otherwise than MemoryBackend does.")
     def test_no_history_tells_it_from_the_specification(self) -> None:
         run_state_machine_as_test(
             lambda: Histories(self),  # type: ignore[arg-type]  # anything that makes a machine will do
