@@ -71,7 +71,7 @@ def take_stock(ledger: Ledger, clean_reserve: int) -> Accounting:
         dirty_room=max(0, ledger.dirty_cap - ledger.dirty),
         dirty_refused=ledger.dirty_refused,
         populated=ledger.arena.populated,
-        usage=dict(ledger.usage),
+        usage={name: n for name, n in zip(index.tenant_names, ledger.usage, strict=False) if n},
     )
 
 
@@ -79,7 +79,7 @@ def check(ledger: Ledger) -> None:
     """Assert the capacity identity and every sum from the records themselves."""
     index = ledger.index
     found = dict.fromkeys(("clean", "dirty", "reserved", "staging", "quarantined"), 0)
-    usage: dict[str, int] = {}
+    usage = [0] * len(ledger.usage)
     internal = 0
     users: dict[tuple[int, int], int] = {}
     for slot in index.slots():
@@ -90,7 +90,7 @@ def check(ledger: Ledger) -> None:
         found["quarantined" if flags & HIDDEN else "dirty" if flags & DIRTY else "clean"] += (
             slab.size
         )
-        usage[index.tenant_name(slot)] = usage.get(index.tenant_name(slot), 0) + slab.size
+        usage[index.tenants[slot]] += slab.size
         internal += slab.size - index.nbytes[slot]
         users[id(slab), index.positions[slot]] = slot
     for owner, record in ledger.owners.items():
@@ -105,7 +105,7 @@ def check(ledger: Ledger) -> None:
             internal += held.slab.size - held.nbytes
             users[id(held.slab), held.position] = HELD
             if held.key is not NO_KEY:
-                usage[held.tenant] = usage.get(held.tenant, 0) + held.slab.size
+                usage[held.tenant] += held.slab.size
     counts: dict[int, int] = {}
     for slot in _leased(ledger):
         counts[slot] = counts.get(slot, 0) + 1

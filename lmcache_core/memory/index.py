@@ -14,6 +14,7 @@ from typing import Any
 from lmcache_core.spi.keys import Key
 
 IDENTITY_NBYTES = 16
+NO_IDENTITY = bytes(IDENTITY_NBYTES)
 NEVER = float("inf")
 _ODD = 0x9E3779B97F4A7C15
 
@@ -25,7 +26,7 @@ class Index:
 
     * ``nbytes``: length of the value.
     * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
-    * ``tenants``: small number of the tenant, see ``tenant_name``.
+    * ``tenants``: number of the tenant, its place in ``tenant_names``.
     * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
     * ``places``, ``positions``, ``leases`` *: extents of a pool (only with ``extents``).
     """
@@ -38,7 +39,7 @@ class Index:
         self._digests: list[bytes | None] = []
         self._free: list[int] = []
         self._tenants: dict[str, int] = {}
-        self._names: list[str] = []
+        self.tenant_names: list[str] = []
         self._labels: dict[str, set[int]] = {}
         self._labelled: dict[int, set[str]] = {}
         self._identity = bytearray()
@@ -87,14 +88,15 @@ class Index:
         nbytes: int,
         /,
         *,
-        identity: bytes = b"",
-        tenant: str = "",
+        identity: bytes = NO_IDENTITY,
+        tenant: str | int = "",
         expires: float = NEVER,
     ) -> int:
         """Take in an absent key and return its slot.
 
         Args:
-            identity: 16 bytes, or empty where there is none (all zero then).
+            identity: 16 bytes.
+            tenant: its name, or its number from ``tenant_number``.
         """
         space, digest, group = key
         table = self._tables.get((space, group))
@@ -102,21 +104,17 @@ class Index:
             table = self._add_table(space, group)
         slots = self._slots[table]
         assert digest not in slots, f"{key!r} is in the index already"
-        number = self._tenants.get(tenant)
-        if number is None:
-            number = self._tenants[tenant] = len(self._names)
-            self._names.append(tenant)
         slot = self._free.pop() if self._free else self._grow()
         slots[digest] = slot
         self._digests[slot] = digest
         self._table[slot] = table
         self.nbytes[slot] = nbytes
         self.flags[slot] = 0
-        self.tenants[slot] = number
+        self.tenants[slot] = tenant if isinstance(tenant, int) else self.tenant_number(tenant)
         self.expires[slot] = expires
-        if identity:
-            assert len(identity) == IDENTITY_NBYTES
-            self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES] = identity
+        start = slot * IDENTITY_NBYTES
+        assert len(identity) == IDENTITY_NBYTES
+        self._identity[start : start + IDENTITY_NBYTES] = identity
         return slot
 
     def hide(self, slot: int, /) -> None:
@@ -134,8 +132,6 @@ class Index:
             self._labels[label].discard(slot)
             if not self._labels[label]:
                 del self._labels[label]
-        start = slot * IDENTITY_NBYTES
-        self._identity[start : start + IDENTITY_NBYTES] = bytes(IDENTITY_NBYTES)
         if self.extents:
             self.places[slot] = None
         self._free.append(slot)
@@ -163,11 +159,15 @@ class Index:
         return bytes(self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES])
 
     def tenant_number(self, name: str, /) -> int:
-        """What ``tenants`` holds for a tenant, -1 for one never seen."""
-        return self._tenants.get(name, -1)
+        """What ``tenants`` holds for a tenant."""
+        number = self._tenants.get(name)
+        if number is None:
+            number = self._tenants[name] = len(self.tenant_names)
+            self.tenant_names.append(name)
+        return number
 
     def tenant_name(self, slot: int, /) -> str:
-        return self._names[self.tenants[slot]]
+        return self.tenant_names[self.tenants[slot]]
 
     def slots(self) -> Iterator[int]:
         """All slots in use, hidden ones too, ascending."""

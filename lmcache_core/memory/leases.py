@@ -35,24 +35,31 @@ class Held:
     """Memory promised to one writer (``spi.Reservation``), or staging memory when its key is ``NO_KEY``."""
 
     __slots__ = (
-        "_arena", "cost", "fingerprint", "generation", "key", "nbytes", "owner", "position", "slab",
-        "state", "tenant",
+        "arena", "cost", "fingerprint", "key", "nbytes", "owner", "position", "slab", "state",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
-        self, arena: Arena, key: Key, nbytes: int, slab: Slab, position: int, owner: object
+        self,
+        arena: Arena,
+        key: Key,
+        nbytes: int,
+        place: tuple[Slab, int],
+        owner: object,
+        state: State,
+        tenant: int = 0,
+        cost: float = 1.0,
+        fingerprint: int = 0,
     ) -> None:
-        self._arena = arena
+        self.arena = arena
         self.key = key
         self.nbytes = nbytes
-        self.slab = slab
-        self.position = position
+        self.slab, self.position = place
         self.owner = owner
-        self.generation = arena.segments[slab.segment].generation(self.base)
-        self.state = State.RESERVED
-        self.tenant = ""
-        self.cost = 1.0
-        self.fingerprint = 0
+        self.state = state
+        self.tenant = tenant
+        self.cost = cost
+        self.fingerprint = fingerprint
 
     @property
     def base(self) -> int:
@@ -62,7 +69,9 @@ class Held:
     @property
     def extent(self) -> Extent:
         """Where the bytes lie; stays valid until ``commit`` or ``abort``."""
-        return Extent(self.slab.segment, self.base, self.nbytes, self.generation)
+        segment, base = self.slab.segment, self.base
+        generation = self.arena.segments[segment].generation(base)
+        return Extent(segment, base, self.nbytes, generation)
 
     @property
     def view(self) -> memoryview:
@@ -73,7 +82,7 @@ class Held:
         """
         if self.state is State.DONE:
             raise ValueError(f"reservation of {self.key!r} has ended")
-        return self._arena.view(self.slab.segment, self.base, self.nbytes)
+        return self.arena.view(self.slab.segment, self.base, self.nbytes)
 
     def __repr__(self) -> str:
         return f"Held({self.key!r}, {self.nbytes} bytes, {self.state.name.lower()})"

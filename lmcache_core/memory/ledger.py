@@ -42,7 +42,7 @@ class Ledger:
     Attributes:
         clean, dirty, reserved, staging, quarantined: bytes of extents, padding included.
         internal: padding inside all extents in use.
-        usage: bytes of visible, reserved and quarantined values by tenant.
+        usage: bytes of visible, reserved and quarantined values by number of the tenant.
         evicted: keys and bytes that left under pressure and were not reported yet.
     """
 
@@ -55,10 +55,11 @@ class Ledger:
         while (short := staging - arena.reserved) > 0 and (segment := arena.grow(short)):
             self.staging_slabs.add_segment(segment.number, segment.nbytes)
         self.staging_capacity = arena.reserved
+        self._largest = min(arena.segment_nbytes, arena.capacity - self.staging_capacity)
         self.owners: dict[object, Owner] = {}
         self.pending: dict[Key, Held] = {}
         self.dirty_slots: dict[int, None] = {}
-        self.usage: dict[str, int] = {}
+        self.usage: list[int] = []
         self.quotas: dict[str, int] = {}
         self.default_quota: int | None = None
         self.dirty_cap = arena.capacity
@@ -101,28 +102,32 @@ class Ledger:
         slabs = [held.slab for held in record.held] + [self.index.places[slot] for slot in slots]
         return sum(slab.size for slab in slabs)
 
+    def tenant(self, name: str) -> int:
+        """The number of a tenant, with a place in ``usage``."""
+        number = self.index.tenant_number(name)
+        self.usage += [0] * (number + 1 - len(self.usage))
+        return number
+
     def reserve(
-        self, key: Key, nbytes: int, owner: object, tenant: str, cost: float
+        self, key: Key, nbytes: int, owner: object, tenant: int, cost: float
     ) -> Held | Refusal:
         """Promise memory for a key that is neither visible nor pending."""
         size = padded(nbytes)
-        if size > min(self.arena.segment_nbytes, self.arena.capacity - self.staging_capacity):
+        if size > self._largest:
             return Refusal.TOO_LARGE
         fingerprint = self.index.fingerprint(key)
         if not self.policy.admit(fingerprint, size) or not self._within_quota(tenant, size):
             return Refusal.UNWANTED
-        while (place := self.place(self.slabs, size)) is None:
-            if segment := self.arena.grow():
-                self.slabs.add_segment(segment.number, segment.nbytes)
-            elif not self._make_room(size):
-                return Refusal.FULL
-        held = Held(self.arena, key, nbytes, *place, owner)
-        held.tenant, held.cost, held.fingerprint = tenant, cost, fingerprint
+        place = self.slabs.take(size) or self._find_room(size)
+        if place is None:
+            return Refusal.FULL
+        held = Held(
+            self.arena, key, nbytes, place, owner, State.RESERVED, tenant, cost, fingerprint
+        )
         self.reserved += size
         self.internal += size - nbytes
-        self.usage[tenant] = self.usage.get(tenant, 0) + size
+        self.usage[tenant] += size
         self.pending[key] = held
-        self.owner(owner).held.add(held)
         return held
 
     def place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
@@ -190,7 +195,7 @@ class Ledger:
             slabs = self.staging_slabs
         else:
             slabs = self.slabs
-            self._discharge(held.tenant, size)
+            self.usage[held.tenant] -= size
         self.arena.segments[slab.segment].advance(held.base)
         slabs.give(slab, held.position)
         self._forget_held(held)
@@ -247,14 +252,26 @@ class Ledger:
         self.dirty -= size
         self.clean += size
 
-    def _within_quota(self, tenant: str, size: int) -> bool:
+    def _find_room(self, size: int) -> tuple[Slab, int] | None:
+        """Carve, grow or evict until there is an extent of this size."""
+        arena = self.arena
+        while (place := self.place(self.slabs, size)) is None:
+            if arena.reserved < arena.capacity and (segment := arena.grow()):
+                self.slabs.add_segment(segment.number, segment.nbytes)
+            elif not self._make_room(size):
+                return None
+        return place
+
+    def _within_quota(self, tenant: int, size: int) -> bool:
         """Make a tenant's own values leave until another one fits into its quota."""
-        limit = self.quotas.get(tenant, self.default_quota)
+        if self.default_quota is None and not self.quotas:
+            return True
+        limit = self.quotas.get(self.index.tenant_names[tenant], self.default_quota)
         if limit is None:
             return True
-        tenants, number = self.index.tenants, self.index.tenant_number(tenant)
-        while self.usage.get(tenant, 0) + size > limit:
-            victim = self._victim(lambda slot: tenants[slot] == number) if size <= limit else None
+        tenants = self.index.tenants
+        while self.usage[tenant] + size > limit:
+            victim = self._victim(lambda slot: tenants[slot] == tenant) if size <= limit else None
             if victim is None:
                 return False
             self._evict(victim)
@@ -326,17 +343,10 @@ class Ledger:
         slab: Slab = index.places[slot]
         position, size = index.positions[slot], slab.size
         self.internal -= size - index.nbytes[slot]
-        self._discharge(index.tenant_name(slot), size)
+        self.usage[index.tenants[slot]] -= size
         self.arena.segments[slab.segment].advance(slab.base + position * size)
         self.slabs.give(slab, position)
         index.remove(slot)
-
-    def _discharge(self, tenant: str, size: int) -> None:
-        left = self.usage[tenant] - size
-        if left:
-            self.usage[tenant] = left
-        else:
-            del self.usage[tenant]
 
     def _forget_held(self, held: Held) -> None:
         held.state = State.DONE

@@ -100,6 +100,7 @@ class Pool:
             for slot in present:
                 leases[slot] += 1  # no eviction of this very prefix; undone below
             barred = self.frozen or self._over_cap(owner)
+            number, record = ledger.tenant(tenant), None
             full = False
             for (key, nbytes), slot in zip(wants, slots, strict=True):
                 answer: Held | Refusal
@@ -112,7 +113,10 @@ class Pool:
                 elif full:
                     answer = Refusal.FULL
                 else:
-                    answer = ledger.reserve(key, nbytes, owner, tenant, cost)
+                    answer = ledger.reserve(key, nbytes, owner, number, cost)
+                    if isinstance(answer, Held):
+                        record = record or ledger.owner(owner)
+                        record.held.add(answer)
                     full = answer is Refusal.FULL
                 answers.append(answer)
             for slot in present:
@@ -188,8 +192,7 @@ class Pool:
                 if place is None:
                     answers.append(Refusal.FULL)
                     continue
-                held = Held(self.arena, NO_KEY, nbytes, *place, owner)
-                held.state = State.STAGING
+                held = Held(self.arena, NO_KEY, nbytes, place, owner, State.STAGING)
                 ledger.staging += size
                 ledger.internal += size - nbytes
                 ledger.owner(owner).held.add(held)
