@@ -148,8 +148,7 @@ class Registry:
         self._named = None if named is None else named.replace(",", " ").split()
         self._find = find
         self.catalogue = catalogue
-        # A version with a local label was never published: this is a checkout.
-        self._checkout = "+" in version
+        self._version = version
         self._loaded: dict[tuple[str, str], Any] = {}
 
     def names(self, kind: str, /) -> list[str]:
@@ -276,11 +275,7 @@ class Registry:
 
     def command(self, entry: Entry, /) -> str:
         """Tell how to install a name of the catalogue from where this core came from."""
-        if not entry.extra:
-            return f"it is part of {entry.dist}: reinstall that"
-        if self._checkout:
-            return f"pip install -c constraints.txt -e '.[{entry.extra}]'"
-        return f"pip install 'lmcache[{entry.extra}]'"
+        return install(entry.extra, self._version)
 
     def import_offer(self, offer: Offer, /) -> Any:
         """Import one offer and check that it is what it says; permissions are not asked.
@@ -308,6 +303,13 @@ class Registry:
         if fault := _unfit(found, kind):
             raise PluginIncompatible(f"{what} is no {kind.noun}: {offer.target} {fault}")
         return found
+
+
+def install(extra: str, version: str = __version__, /) -> str:
+    """The command that installs an extra; a version with a local label was never published: a checkout."""
+    if "+" in version:
+        return f"pip install -c constraints.txt -e '.[{extra}]'"
+    return f"pip install 'lmcache[{extra}]'"
 
 
 def unavailable(found: Any, what: str, /) -> str | None:

@@ -87,11 +87,10 @@ def verify(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lmcache_core"):
             raise
+        from lmcache_core.registry import install
         from lmcache_core.spi import PluginUnavailable
 
-        raise PluginUnavailable(
-            f"the kit needs {error.name}: pip install 'lmcache[testing]'"
-        ) from error
+        raise PluginUnavailable(f"the kit needs {error.name}: {install('testing')}") from error
     return int(run(name, config=file, only=only, as_json=as_json))
 
 

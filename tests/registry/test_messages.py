@@ -26,7 +26,6 @@ CATALOGUE = (
         kind="backends", name="gone", dist="lmcache-backend-gone", path="", object="",
         status="retired", reason="its vendor closed; use s3",
     ),
-    Entry(kind="policies", name="lru", dist="lmcache", path=".", object="lmcache_core.x:Y"),
 )  # fmt: skip
 
 
@@ -54,11 +53,6 @@ def test_missing_when_installed_from_an_index() -> None:
     assert message(registry(version="2026.11.0"), "backends", "redis", PluginNotFound) == (
         "backend 'redis' is not installed; pip install 'lmcache[redis]'"
     )
-
-
-def test_missing_although_it_ships_with_the_core() -> None:
-    found = message(registry(find=lambda: ()), "policies", "lru", PluginNotFound)
-    assert found == "policy 'lru' is not installed; it is part of lmcache: reinstall that"
 
 
 def test_missing_and_nothing_like_it() -> None:

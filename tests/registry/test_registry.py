@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lmcache_core
 from lmcache_core import registry as module
 from lmcache_core.registry import KINDS, Offer, Registry
 from lmcache_core.spi import PluginConflict, PluginDenied
@@ -79,6 +80,13 @@ def test_the_core_may_load_unless_denied() -> None:
     strict = Registry(environment={"LMCACHE_PLUGINS": ""}, allow=(), find=lambda: (offer,))
     assert strict.refusal(offer) is None
     assert Registry(environment={}, deny=["lru"]).refusal(offer) is not None
+
+
+def test_what_the_core_brings_is_there_without_being_installed() -> None:
+    registry = Registry(environment={}, find=lambda: ())
+    assert registry.load("policies", "lru").__module__.startswith("lmcache_core.")
+    (offer,) = [offer for offer in registry.offers("backends") if offer.name == "memory"]
+    assert (offer.dist, offer.version) == ("lmcache", lmcache_core.__version__)
 
 
 def test_a_stranger_cannot_take_a_name_of_the_core(make_dist: MakeDist) -> None:
