@@ -254,13 +254,16 @@ class Ledger:
 
     def _find_room(self, size: int) -> tuple[Slab, int] | None:
         """Carve, grow or evict until there is an extent of this size."""
-        arena = self.arena
-        while (place := self.place(self.slabs, size)) is None:
+        arena, slabs = self.arena, self.slabs
+        while True:
+            if slabs.loose >= size and (place := self.place(slabs, size)):
+                return place
             if arena.reserved < arena.capacity and (segment := arena.grow()):
-                self.slabs.add_segment(segment.number, segment.nbytes)
+                slabs.add_segment(segment.number, segment.nbytes)
             elif not self._make_room(size):
                 return None
-        return place
+            elif place := slabs.take(size):
+                return place
 
     def _within_quota(self, tenant: int, size: int) -> bool:
         """Make a tenant's own values leave until another one fits into its quota."""

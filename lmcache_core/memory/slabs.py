@@ -61,6 +61,7 @@ class Slabs:
 
     Attributes:
         free: bytes of free extents and free runs.
+        loose: bytes of free runs.
         lost: bytes that ``lose`` took out of use.
     """
 
@@ -72,14 +73,14 @@ class Slabs:
         self._counts: dict[int, int] = {}
         self.free = 0
         self.lost = 0
-        self._loose = 0  # bytes of free runs
+        self.loose = 0
 
     def add_segment(self, segment: int, nbytes: int) -> None:
         """Put a segment to use."""
         self._runs[segment] = [(0, nbytes)]
         self._slabs[segment] = []
         self.free += nbytes
-        self._loose += nbytes
+        self.loose += nbytes
 
     def take(self, size: int) -> tuple[Slab, int] | None:
         """Take a free extent (slab, position) of an existing slab; None: ``carve`` one first."""
@@ -106,7 +107,7 @@ class Slabs:
 
     def carve(self, size: int) -> Slab | None:
         """Make a new slab for a size from the first run that holds it; None: no run does."""
-        if self._loose < size:
+        if self.loose < size:
             return None
         most = max(1, self._slab_nbytes // size)
         count = min(most, max(1, self._counts.get(size, 0)))
@@ -119,7 +120,7 @@ class Slabs:
         slab = Slab(segment, base, size, count)
         rest = (base + slab.nbytes, length - slab.nbytes)
         self._runs[segment][at : at + 1] = [rest] if rest[1] else []
-        self._loose -= slab.nbytes
+        self.loose -= slab.nbytes
         slabs = self._slabs[segment]
         slabs.insert(bisect_left(slabs, base, key=_base), slab)
         self._partial.setdefault(size, []).append(slab)
@@ -192,7 +193,7 @@ class Slabs:
                 listed = slab in self._partial.get(slab.size, ())
                 assert listed == bool(slab.free), "partial slabs are not listed"
         loose = sum(n for runs in self._runs.values() for _, n in runs)
-        assert loose == self._loose, f"bytes in runs: {loose} counted, {self._loose} kept"
+        assert loose == self.loose, f"bytes in runs: {loose} counted, {self.loose} kept"
         assert free == self.free, f"free bytes: {free} counted, {self.free} kept"
         assert counts == self._counts, "extents per class"
 
@@ -244,7 +245,7 @@ class Slabs:
         self._forget(slab)
         runs = self._runs[slab.segment]
         base, end = slab.base, slab.end
-        self._loose += end - base
+        self.loose += end - base
         at = bisect_left(runs, (base, 0))
         until = at
         if at < len(runs) and runs[at][0] == end:
