@@ -121,9 +121,20 @@ def linter_plugins(catalogue: Catalogue) -> str:
             'name = "plugins import the contract and the byte operations, nothing else of the core"\n'
             'type = "forbidden"\n'
             "source_modules = [\n" + _listed(plugins) + "]\n"
-            "forbidden_modules = [\n" + _listed(["lmcache", *_closed_core()]) + "]\n"
+            "forbidden_modules = [\n"
+            + _listed(["lmcache", *_closed_core()])
+            + "]\n"
+            + _commands(catalogue)
         )
     return "\n".join(contracts)
+
+
+def _commands(catalogue: Catalogue) -> str:
+    """A command of the CLI stands on the core as the CLI does: its module, and ``checking`` beside it."""
+    modules = [row.object.split(":")[0] for row in _outside(catalogue) if row.kind == "commands"]
+    pairs = [f"{module} -> lmcache_core.**" for module in modules]
+    pairs += [f"{module.rpartition('.')[0]}.checking -> lmcache_core.frame" for module in modules]
+    return "ignore_imports = [\n" + _listed(pairs) + "]\n" if pairs else ""
 
 
 def _outside(catalogue: Catalogue) -> list[Row]:
