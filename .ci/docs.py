@@ -69,6 +69,30 @@ def configuration() -> str:
     return "".join(lines).rstrip("\n") + "\n"
 
 
+def commands() -> str:
+    """docs/reference/cli.md, from the commands' own help."""
+    import typer
+
+    from lmcache_core.cli import app
+
+    lines = ["# The `lmcache` command\n\n", GENERATED.format(source="the commands' own help")]
+    lines.append(
+        "Results go to standard output, everything else to standard error. Exit status: 0 good, 1 findings, "
+        "2 usage or configuration, 3 something could not be reached.\n"
+    )
+
+    def describe(command: Any, name: str, parent: Any) -> None:
+        context = typer.Context(command, info_name=name, parent=parent, max_content_width=100)
+        context.terminal_width = 100
+        lines.append(f"\n## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n")
+        if hasattr(command, "list_commands"):
+            for each in command.list_commands(context):
+                describe(command.get_command(context, each), each, context)
+
+    describe(typer.main.get_command(app), "lmcache", None)
+    return "".join(lines)
+
+
 def _meanings(attributes: str) -> dict[str, str]:
     out: dict[str, str] = {}
     current: list[str] = []
@@ -129,6 +153,7 @@ def known_names() -> str:
 
 PAGES: dict[str, tuple[str, Callable[[], str]]] = {
     "docs/reference/metrics.md": ("lmcache_core.observers", metrics),
+    "docs/reference/cli.md": ("lmcache_core.cli", commands),
     "docs/reference/configuration.md": ("lmcache_core.config.records", configuration),
     "docs/reference/known-names.md": ("lmcache_core.config.names", known_names),
 }
