@@ -317,6 +317,10 @@ class Pool:
             self._ledger.owners.pop(owner, None)
             return 0
 
+    def tenant(self, reservation: Reservation, /) -> str:
+        """Whose quota a reservation is charged to."""
+        return self._ledger.index.tenant_names[_held(reservation).tenant]
+
     def address(self, extent: Extent, /) -> int:
         """Where the extent starts in this process's memory."""
         return self.arena.address(extent)
