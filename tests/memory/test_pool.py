@@ -7,8 +7,20 @@ import pytest
 
 from lmcache_core.memory.leases import Held
 from lmcache_core.memory.pool import Pool
+from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import Key, Refusal, ResidentPool
-from tests.memory.pools import IDENTITY, PAGE, content, held, here, key, keys, make_pool, put
+from tests.memory.pools import (
+    IDENTITY,
+    PAGE,
+    content,
+    held,
+    here,
+    key,
+    keys,
+    make_arena,
+    make_pool,
+    put,
+)
 
 
 @pytest.fixture
@@ -265,6 +277,30 @@ def test_evictions_are_reported_outside_the_lock() -> None:
     put(busy, keys(4, 6), 100)
     busy.drop([key(0)])
     assert gone == [([key(3), key(2)], 2 * PAGE)]
+
+
+def test_place_of_an_aborted_write_is_another_place_afterwards(pool: Pool) -> None:
+    first = held(pool.reserve([(key(1), PAGE)], "a")[0])
+    named = first.extent
+    pool.abort(first)
+    second = held(pool.reserve([(key(2), PAGE)], "a")[0])
+    assert second.extent.base == named.base
+    assert second.extent.generation != named.generation
+
+
+def test_policy_is_told_pressure_from_deletion() -> None:
+    told: list[bool] = []
+
+    class Recording(LRU):
+        def remove(self, slot: int, /, *, evicted: bool = False) -> None:
+            told.append(evicted)
+            super().remove(slot, evicted=evicted)
+
+    recorded = Pool(make_arena(4 * PAGE), Recording(LRUConfig(), 4 * PAGE))
+    put(recorded, keys(0, 4))
+    put(recorded, keys(4, 6))
+    recorded.drop(keys(5, 6))
+    assert told == [True, True, False]
 
 
 def test_scan_lists_visible_values_once(pool: Pool) -> None:
