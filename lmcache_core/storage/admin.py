@@ -1,158 +1,235 @@
-"""What operators ask for: delete, clear, list, copy, invalidate. Serving goes on meanwhile."""
+"""Third part of the storage manager: what operators ask for. Serving goes on meanwhile.
+
+Values are invisible everywhere before the first deletion begins; then all tiers remove at once. A tier that
+is late or fails goes on in the background, and what it removes then is not counted.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import builtins
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmcache_core import frame
-from lmcache_core.spi import BackendError, Corrupt, Key, Load, LoadStatus
+from lmcache_core.spi import BackendError, ConfigError, Corrupt, Key, Load, LoadStatus
 from lmcache_core.storage import upkeep
-from lmcache_core.storage.results import Listing
+from lmcache_core.storage.gate import Gate
+from lmcache_core.storage.results import Listing, Shutdown
+from lmcache_core.storage.serving import Serving
 from lmcache_core.storage.storing import store
 from lmcache_core.storage.tasks import settle
+from lmcache_core.storage.tier import Tier
 from lmcache_core.storage.writing import BATCH, Parcel
 
-if TYPE_CHECKING:
-    from lmcache_core.storage.manager import StorageManager
-    from lmcache_core.storage.tier import Tier
-
 PAGE = 1000
+OPEN_WAIT_S = 5.0
+"""How long opening waits for a store that does not answer; it is tried again in the background."""
 HEADERS = 64
 """Headers read at once when a store is searched for a tag."""
+Work = tuple[Tier, Coroutine[Any, Any, int]]
 
 
-async def delete(
-    manager: StorageManager,
-    keys: Sequence[Key],
-    deadline: float | None,
-    /,
-    *,
-    only: str | None = None,
-) -> int:
-    """Invisible first, everywhere; then removed, all tiers at once."""
-    keys = list(dict.fromkeys(keys))
-    count = 0
-    if only is None:
-        manager.writing.forget(keys)
-        manager.loader.doom(keys)
-    if only in (None, manager.context.tier):
-        count += manager.pool.drop(keys)
-    work = []
-    for tier in manager.tiers:
-        if only in (None, tier.name):
-            tier.storing.update((key, True) for key in keys if key in tier.storing)
-            hidden = upkeep.hide(tier, keys, "deleted")
-            work.append((tier, _remove(tier, keys, hidden, deadline)))
-    return count + await _all(work, deadline)
+class Administration(Serving):
+    """Verbs on sets of values and on tiers. Counts are copies: a value in two tiers counts twice."""
 
+    async def delete(
+        self, keys: Sequence[Key], /, *, tier: str | None = None, deadline: float | None = None
+    ) -> int:
+        """Forget values, in one tier or everywhere; leases already given stay good."""
+        self._open()
+        keys, count = builtins.list(dict.fromkeys(keys)), 0
+        if tier is None:
+            self.writing.forget(keys)
+            self.loader.doom(keys)
+        if tier in (None, self.context.tier):
+            count += self.pool.drop(keys)
+        work: builtins.list[Work] = []
+        for each in self._named(tier):
+            each.storing.update((key, True) for key in keys if key in each.storing)
+            hidden = upkeep.hide(each, keys, "deleted")
+            work.append((each, _remove(each, keys, hidden, deadline)))
+        return count + await _all(work, deadline)
 
-async def clear(
-    manager: StorageManager,
-    wanted: Callable[[Key], bool],
-    only: str | None,
-    deadline: float | None,
-    /,
-) -> int:
-    """Forget what is ``wanted``. Shared stores are searched page by page where they can be listed."""
-    count = 0
-    if only in (None, manager.context.tier):
-        keys = [key for key in _resident(manager) if wanted(key)]
-        manager.writing.forget(keys)
-        manager.loader.doom([key for key in manager.loader.flights if wanted(key)])
-        count += manager.pool.drop(keys)
-    work = []
-    for tier in manager.tiers:
-        if only not in (None, tier.name):
-            continue
-        tier.storing.update((key, True) for key in tier.storing if wanted(key))
-        if tier.holdings is not None and tier.complete.is_set():
-            index = tier.holdings.index
-            hidden = upkeep.hide(
-                tier, [k for k in map(index.key, index.slots()) if wanted(k)], "deleted"
-            )
-            work.append((tier, _remove(tier, hidden, hidden, deadline)))
+    async def clear(
+        self,
+        wanted: Callable[[Key], bool] = lambda key: True,
+        /,
+        *,
+        tier: str | None = None,
+        deadline: float | None = None,
+    ) -> int:
+        """Forget the values ``wanted``. Shared stores are searched page by page where they can be listed."""
+        self._open()
+        count = 0
+        if tier in (None, self.context.tier):
+            keys = [key for key in self._resident_keys() if wanted(key)]
+            self.writing.forget(keys)
+            self.loader.doom([key for key in self.loader.flights if wanted(key)])
+            count += self.pool.drop(keys)
+        work: builtins.list[Work] = []
+        for each in self._named(tier):
+            each.storing.update((key, True) for key in each.storing if wanted(key))
+            if each.holdings is not None and each.complete.is_set():
+                index = each.holdings.index
+                found = [key for key in map(index.key, index.slots()) if wanted(key)]
+                upkeep.hide(each, found, "deleted")
+                work.append((each, _remove(each, found, found, deadline)))
+            else:
+                work.append((each, _search(each, deadline, wanted=wanted)))
+        return count + await _all(work, deadline)
+
+    async def invalidate(self, tag: str, /, *, deadline: float | None = None) -> int:
+        """Delete every value stored under a tag, by this process or an earlier one.
+
+        Indexes know the tags of what this process stored; for the rest headers in the stores are read.
+        What is being written under the tag right now will not become visible.
+        """
+        self._open()
+        self._banned.update(key for key, tags in builtins.list(self._tags.items()) if tag in tags)
+        keys = self.writing.tagged(tag)
+        self.loader.doom(builtins.list(self.loader.flights))  # their tags are known when they land
+        count = self.pool.drop_tag(tag)
+        work: builtins.list[Work] = []
+        for tier in self.tiers:
+            if tier.holdings is not None:
+                keys.update(map(tier.holdings.index.key, tier.holdings.index.tagged(tag)))
+            if tier.holdings is None or tier.recovered:
+                work.append((tier, _search(tier, deadline, tag=tag)))
+        count += await self.delete(builtins.list(keys), deadline=deadline)
+        return count + await _all(work, deadline)
+
+    async def list(
+        self,
+        tier: str,
+        /,
+        *,
+        space: bytes | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> Listing:
+        """Name values of one tier, optionally of one key space; a value that stays is listed once."""
+        self._open()
+        if tier == self.context.tier:
+            values, then = self.pool.scan(int(after or 0), limit)
+            page = ((key, nbytes) for key, nbytes in values if space in (None, key.space))
+            return Listing(tuple(page), None if then is None else str(then))
+        found = self.tier(tier)
+        if found.holdings is not None:
+            index = found.holdings.index
+            slots, then = index.page(int(after or 0), limit, space=space)
+            page = ((index.key(slot), index.nbytes[slot]) for slot in slots)
+            return Listing(tuple(page), None if then is None else str(then))
+        try:
+            answer = await found.call("scan", found.backend.scan(after, limit=limit), None)
+        except BackendError as error:
+            found.context.log.warning("tier %s cannot be listed: %s", tier, error)
+            return Listing((), None)
+        page = ((key, each.nbytes) for key, each in answer.values if space in (None, key.space))
+        return Listing(tuple(page), answer.after)
+
+    async def copy(
+        self, keys: Sequence[Key], source: str, target: str, /, *, deadline: float | None = None
+    ) -> builtins.list[Key]:
+        """Copy values between two tiers, through resident memory; names those the target has afterwards."""
+        self._open()
+        into = None if target == self.context.tier else self.tier(target)
+        arrived: builtins.list[Key] = []
+        for start in range(0, len(keys), BATCH):
+            for key in await self._of(source, keys[start : start + BATCH], deadline):
+                loaded = await self.load([key], self, deadline=deadline)
+                if loaded.leases and into is not None:
+                    parcel = Parcel(loaded.leases[0].extent.nbytes, "", 1.0)
+                    await store(into, self.pool, {key: parcel}, self, deadline=deadline)
+                    found, _ = await into.find([key], deadline)
+                    arrived += [key] if found[0] is not None else []
+                elif loaded.leases:
+                    arrived.append(key)
+                self.pool.release(loaded.leases)
+        return arrived
+
+    async def move(
+        self, keys: Sequence[Key], source: str, target: str, /, *, deadline: float | None = None
+    ) -> builtins.list[Key]:
+        """``copy``, then forget in the source what has arrived."""
+        arrived = await self.copy(keys, source, target, deadline=deadline)
+        await self.delete(arrived, tier=source, deadline=deadline)
+        return arrived
+
+    async def add_tier(self, tier: Tier, /, *, position: int | None = None) -> None:
+        """Open a tier and serve from it; ``position`` counts from the first lower tier, default last.
+
+        Raises:
+            ConfigError: its name is taken, or its configuration cannot work here.
+        """
+        self._open()
+        if tier.name in (self.context.tier, *(each.name for each in self.tiers)):
+            raise ConfigError(f"there is a tier {tier.name!r} already; give this one another name")
+        await self._admit(tier)
+        self.tiers.insert(len(self.tiers) if position is None else position, tier)
+
+    async def remove_tier(self, name: str, /, *, deadline: float | None = None) -> Shutdown:
+        """Stop serving from a tier, write what it still wants, and close it."""
+        self._open()
+        tier = self.tier(name)
+        if (writer := self.writing.writers.get(tier)) is not None:
+            await writer.drained(self._left(deadline)())
+        self.tiers.remove(tier)
+        until = deadline or self.context.clock.now() + self.config.manager.close_timeout
+        parked, trouble = await tier.close(until)
+        self.writing.detach(tier)
+        self._removed.append(tier)
+        return Shutdown({name: parked} if parked else {}, 0, {name: trouble} if trouble else {})
+
+    async def set_limit(self, name: str, nbytes: int, /) -> None:
+        """Change a tier's byte limit; a smaller one evicts at once.
+
+        Raises:
+            ConfigError: no such tier, or it has no limit of ours.
+        """
+        self._open()
+        tier = self.tier(name)
+        if tier.holdings is None:
+            raise ConfigError(f"tier {name!r} is shared: its limit is set at the store")
+        tier.set_limit(nbytes)
+        await upkeep.shrink(tier, None)
+
+    def tier(self, name: str, /) -> Tier:
+        """A lower tier by name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        known = ", ".join(tier.name for tier in self.tiers) or "none"
+        raise ConfigError(f"there is no lower tier {name!r}; there are: {known}")
+
+    def _named(self, name: str | None) -> Iterator[Tier]:
+        return (tier for tier in self.tiers if name in (None, tier.name))
+
+    async def _of(
+        self, name: str, keys: Sequence[Key], deadline: float | None
+    ) -> builtins.list[Key]:
+        """Those values that a tier has."""
+        if name == self.context.tier:
+            there: Sequence[object] = self.pool.lengths(keys)
         else:
-            work.append((tier, _search(tier, wanted, deadline)))
-    return count + await _all(work, deadline)
+            there, _ = await self.tier(name).find(keys, deadline)
+        return [key for key, each in zip(keys, there, strict=True) if each is not None]
 
+    def _resident_keys(self) -> Iterator[Key]:
+        after: int | None = 0
+        while after is not None:
+            values, after = self.pool.scan(after, PAGE)
+            yield from (key for key, _ in values)
 
-async def invalidate(manager: StorageManager, tag: str, deadline: float | None, /) -> int:
-    """Delete by tag: from the indexes, and where those do not know it, from the headers in the store."""
-    keys = manager.writing.tagged(tag)
-    manager.loader.doom(list(manager.loader.flights))  # their tags are known only when they land
-    count = manager.pool.drop_tag(tag)
-    work = []
-    for tier in manager.tiers:
-        if tier.holdings is not None:
-            index = tier.holdings.index
-            keys.update(map(index.key, index.tagged(tag)))
-        if tier.holdings is None or tier.recovered:
-            work.append((tier, _search(tier, None, deadline, tag=tag)))
-    return count + await delete(manager, list(keys), deadline) + await _all(work, deadline)
-
-
-async def listing(
-    manager: StorageManager, name: str, space: bytes | None, after: str | None, limit: int, /
-) -> Listing:
-    """One page. The place to go on is a slot number, or what a shared store said."""
-    if name == manager.context.tier:
-        values, then = manager.pool.scan(int(after or 0), limit)
-        if space is not None:
-            values = [(key, nbytes) for key, nbytes in values if key.space == space]
-        return Listing(tuple(values), None if then is None else str(then))
-    tier = manager.tier(name)
-    if tier.holdings is not None:
-        index = tier.holdings.index
-        slots, then = index.page(int(after or 0), limit, space=space)
-        return Listing(
-            tuple((index.key(slot), index.nbytes[slot]) for slot in slots),
-            None if then is None else str(then),
-        )
-    try:
-        page = await tier.call("scan", tier.backend.scan(after, limit=limit), None)
-    except BackendError as error:
-        tier.context.log.warning("tier %s cannot be listed: %s", name, error)
-        return Listing((), None)
-    found = ((key, each.nbytes) for key, each in page.values if space in (None, key.space))
-    return Listing(tuple(found), page.after)
-
-
-async def copy(
-    manager: StorageManager,
-    keys: Sequence[Key],
-    source: str,
-    target: str,
-    deadline: float | None,
-    /,
-) -> list[Key]:
-    """Copy batch by batch through resident memory; returns what the target has afterwards."""
-    resident = manager.context.tier
-    into = None if target == resident else manager.tier(target)
-    arrived: list[Key] = []
-    for start in range(0, len(keys), BATCH):
-        batch = keys[start : start + BATCH]
-        if source == resident:
-            there = [
-                k for k, n in zip(batch, manager.pool.lengths(batch), strict=True) if n is not None
-            ]
-        else:
-            found, _ = await manager.tier(source).find(batch, deadline)
-            there = [key for key, each in zip(batch, found, strict=True) if each is not None]
-        for key in there:
-            loaded = await manager.load([key], manager, deadline=deadline)
-            if loaded.leases and into is not None:
-                nbytes = loaded.leases[0].extent.nbytes
-                await store(
-                    into, manager.pool, {key: Parcel(nbytes, "", 1.0)}, manager, deadline=deadline
-                )
-                found, _ = await into.find([key], deadline)
-                arrived += [key] if found[0] is not None else []
-            elif loaded.leases:
-                arrived.append(key)
-            manager.pool.release(loaded.leases)
-    return arrived
+    async def _admit(self, tier: Tier) -> None:
+        tier.metrics = self.metrics
+        tier.gate = Gate(self.prefill, self.context.random, enabled=self.config.manager.cost_gate)
+        tier.quarantine.limit = int(self.pool.capacity * self.config.manager.quarantine)
+        await tier.open(OPEN_WAIT_S)
+        self.writing.attach(tier)
 
 
 async def _remove(
@@ -168,9 +245,9 @@ async def _remove(
 
 async def _search(
     tier: Tier,
-    wanted: Callable[[Key], bool] | None,
     deadline: float | None,
     *,
+    wanted: Callable[[Key], bool] | None = None,
     tag: str = "",
 ) -> int:
     """Delete values that a store holds and no index knows enough of: those ``wanted``, or under a tag."""
@@ -226,14 +303,7 @@ async def _tagged(tier: Tier, sizes: dict[Key, int], tag: str, deadline: float |
     return found
 
 
-def _resident(manager: StorageManager) -> Iterator[Key]:
-    after: int | None = 0
-    while after is not None:
-        values, after = manager.pool.scan(after, PAGE)
-        yield from (key for key, _ in values)
-
-
-async def _all(work: list[tuple[Tier, Coroutine[Any, Any, int]]], deadline: float | None) -> int:
+async def _all(work: list[Work], deadline: float | None) -> int:
     """Run one job per tier, all at once; what is late goes on in the background and is not counted."""
     tasks = [(tier, tier.tasks.start("removal", job)) for tier, job in work]
     count = 0
@@ -241,5 +311,4 @@ async def _all(work: list[tuple[Tier, Coroutine[Any, Any, int]]], deadline: floa
         seconds = None if deadline is None else deadline - tier.context.clock.now()
         if await settle(task, seconds) and not task.cancelled():
             count += task.result()
-    await asyncio.sleep(0)
     return count

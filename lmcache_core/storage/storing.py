@@ -66,8 +66,11 @@ async def store(
             await _charge(tier, waiting, parcels, charged, deadline)
         if not waiting:
             return []
-        ttl = tier.config.ttl if tier.backend.capabilities.ttl else None
-        batch = [Store(key, (loan.view,), ttl) for key, loan in waiting.items()]
+        keeps = tier.backend.capabilities.ttl
+        batch = [
+            Store(key, (loan.view,), parcels[key].lifetime(tier) if keeps else None)
+            for key, loan in waiting.items()
+        ]
         nbytes = sum(item.nbytes for item in batch)
         lent = True
         try:
@@ -146,7 +149,6 @@ def _settle(
 ) -> list[Key]:
     again = []
     now = tier.context.clock.now()
-    expires = NEVER if tier.config.ttl is None else now + tier.config.ttl
     # Leaves first: the policy sees the root of a prefix as the most recent.
     for (key, loan), result in reversed([*zip(waiting.items(), results, strict=True)]):
         length, parcel = loan.extent.nbytes, parcels[key]
@@ -157,6 +159,8 @@ def _settle(
                 tier.learn(key, length)
             else:
                 tags = parcel.tags
+                life = parcel.lifetime(tier)
+                expires = NEVER if life is None else now + life
                 if tags is None:
                     tags = frame.open_header(loan.view, key).tags
                 if tier.holdings.arrived(

@@ -52,9 +52,14 @@ class SyncManager:
         return self.manager.commit(reservation, identity)
 
     def commit_batch(
-        self, reservations: Sequence[Reservation], identities: Sequence[bytes], /
+        self,
+        reservations: Sequence[Reservation],
+        identities: Sequence[bytes],
+        /,
+        *,
+        ttl: float | None = None,
     ) -> list[bool]:
-        return self.manager.commit_batch(reservations, identities)
+        return self.manager.commit_batch(reservations, identities, ttl=ttl)
 
     def abort(self, reservation: Reservation, /) -> None:
         self.manager.abort(reservation)

@@ -47,7 +47,13 @@ class Parcel:
     """Kept from eviction until it is written."""
     over: bool = False
     """The cap of dirty memory was reached: only on-evict tiers still take it, best effort."""
+    ttl: float | None = None
+    """Seconds after which it may be forgotten, where its request said so."""
     attempts: int = 0
+
+    def lifetime(self, tier: Tier, /) -> float | None:
+        """Seconds it may be forgotten after in a tier: the shorter of the tier's and its own."""
+        return min((s for s in (tier.config.ttl, self.ttl) if s is not None), default=None)
 
 
 class Writer:

@@ -142,7 +142,9 @@ class Late(Wrapper):
         cancelled = await self._linger()
         for load in batch:
             for view in load.into:
-                view[:] = b"\xee" * view.nbytes  # whoever was given this memory meanwhile will notice
+                view[:] = (
+                    b"\xee" * view.nbytes
+                )  # whoever was given this memory meanwhile will notice
         results = await self.inner.load(batch, deadline=deadline)
         if cancelled:
             raise asyncio.CancelledError
@@ -185,7 +187,13 @@ class Lasting(Wrapper):
     """Keeps its values over a close; with ``shared`` it says that others see them too."""
 
     def __init__(
-        self, context: Context, inner: AbstractBackend, /, *, shared: bool = False, persistent: bool = False
+        self,
+        context: Context,
+        inner: AbstractBackend,
+        /,
+        *,
+        shared: bool = False,
+        persistent: bool = False,
     ) -> None:
         super().__init__(None, context, inner)
         self.capabilities = replace(inner.capabilities, shared=shared, persistent=persistent)
