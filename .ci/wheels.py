@@ -2,7 +2,7 @@
 
 Catches what a checkout hides: undeclared dependencies, files left out, a missing py.typed. First-party
 wheels come from the wheelhouse with no index at all; third-party ones from the index, in the versions of
-constraints.txt. Distributions that require torch are built and inspected, but not installed here.
+constraints.txt. What needs an engine or torch is built and inspected, but not installed here.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ EXAMPLE = ROOT / "examples/third_party_backend"
 CORE_LIMIT = 3 * 10**6
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> None:
-    """Run one command; stop the stage when it fails."""
+def run(*command: str | Path, cwd: Path = ROOT, stop: bool = True) -> bool:
+    """Run one command; stop the stage when it fails, or say whether it was good."""
     environment = {
         k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LMCACHE_PLUGINS")
     }
     environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     words = [str(word) for word in command]
-    if subprocess.run(words, cwd=cwd, env=environment, check=False).returncode:
+    good = subprocess.run(words, cwd=cwd, env=environment, check=False).returncode == 0
+    if not good and stop:
         raise SystemExit(f"wheels: failed: {' '.join(words)}")
+    return good
 
 
 def build() -> dict[str, Path]:
@@ -63,7 +65,7 @@ def metadata(wheel: Path) -> dict[str, str]:
 
 def inspect(wheels: dict[str, Path]) -> None:
     """Every package is typed, nothing foreign is inside, the core is small, the label is there."""
-    version = read().version
+    catalogue = read()
     for name, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
@@ -76,8 +78,9 @@ def inspect(wheels: dict[str, Path]) -> None:
             part in f.split("/")[:2] for f in sizes for part in ("tests", "build", "__pycache__")
         ):
             raise SystemExit(f"wheels: {wheel.name}: holds tests, build results or byte code")
-        if name.startswith("lmcache") and metadata(wheel)["Version"] != version:
-            raise SystemExit(f"wheels: {wheel.name}: version is not {version}")
+        ours = name in ("lmcache", *catalogue.dists)
+        if ours and metadata(wheel)["Version"] != catalogue.version:
+            raise SystemExit(f"wheels: {wheel.name}: version is not {catalogue.version}")
         total = sum(sizes.values())
         if name == "lmcache" and total > CORE_LIMIT:
             raise SystemExit(f"wheels: the core installs {total} bytes, over {CORE_LIMIT}")
@@ -117,7 +120,7 @@ def conformance(wheels: dict[str, Path]) -> int:
     python = CLEAN / "bin/python"
     sources = {dist: ROOT / path / "tests" for dist, path, _ in read().distributions}
     sources["third-party example"] = EXAMPLE / "tests"
-    count = 0
+    count, failed = 0, []
     for name, folder in sources.items():
         if name in read().dists and name not in wheels:
             continue
@@ -130,8 +133,13 @@ def conformance(wheels: dict[str, Path]) -> int:
             shutil.copy(test, here)
         print(f"wheels: conformance of {name}", flush=True)
         strict = ("-W", "error", "-p", "no:cacheprovider", "--import-mode=importlib")
-        run(python, "-m", "pytest", "-q", *strict, "--rootdir", here, here, cwd=here)
+        if not run(
+            python, "-m", "pytest", "-q", *strict, "--rootdir", here, here, cwd=here, stop=False
+        ):
+            failed.append(name)
         count += 1
+    if failed:
+        raise SystemExit(f"wheels: conformance failed: {', '.join(failed)}")
     return count
 
 
@@ -148,13 +156,10 @@ def main() -> int:
     """Build, inspect, install, run."""
     wheels = build()
     inspect(wheels)
-    light = {
-        name: wheel
-        for name, wheel in wheels.items()
-        if not re.search(r"^torch\b(?!.*extra ==)", metadata(wheel)["Requires-Dist"], re.M)
-    }
-    for name in wheels.keys() - light.keys():
-        print(f"wheels: {name} requires torch: built and inspected only")
+    engines = {row.dist for row in read().rows if row.kind == "engines"}
+    light = {name: wheel for name, wheel in wheels.items() if name not in engines}
+    for name in sorted(engines & wheels.keys()):
+        print(f"wheels: {name} needs an engine and torch: built and inspected only")
     install(light)
     ELSEWHERE.mkdir(exist_ok=True)
     run(CLEAN / "bin/python", "-c", PROBE, cwd=ELSEWHERE)
