@@ -1,6 +1,6 @@
 """Where values live: the one contract every storage backend fulfils.
 
-Laws (each is a test of ``lmcache_core.testing.BackendTests``):
+Laws (each is a test of ``lmcache_core.testing.backend.BackendTests``):
 
 * B1 Alignment. A result sequence has the length and order of its request. Empty in, empty out.
 * B2 Miss. Absent is a value (``None``, ``MISSED``), not an error; it is not logged and allocates nothing.

@@ -103,7 +103,13 @@ def law_tests(tests: type, /, only: Sequence[str] = ()) -> list[tuple[str, str]]
 
 
 def run_laws(tests: type, /, only: Sequence[str] = ()) -> list[Verdict]:
-    """Run the law tests of a class without pytest; each gets an instance of its own."""
+    """Run the law tests of a class without pytest; each gets an instance of its own.
+
+    Raises:
+        RuntimeError: Python runs without assertions (``-O``), so that nothing could fail.
+    """
+    if not __debug__:
+        raise RuntimeError("law tests are assertions; run them without -O")
     return [_judge(tests(), number, name) for number, name in law_tests(tests, only)]
 
 

@@ -24,8 +24,6 @@ from lmcache_core.spi import (
 )
 from lmcache_core.testing.harness import POISON, BackendHarness, backend_law, poisoned
 
-KEPT = frozenset({StoreStatus.STORED, StoreStatus.PRESENT})
-
 
 class LifeLaws(BackendHarness):
     """Acknowledgement, removal, end, overlap, manners."""
@@ -148,7 +146,7 @@ class LifeLaws(BackendHarness):
         results = await asyncio.gather(*(self.store_one(store, 0, self.value(0)) for _ in range(6)))
         statuses = {result.status for result in results}
         assert StoreStatus.STORED in statuses
-        assert statuses <= KEPT, f"a store said {statuses}"
+        assert StoreStatus.FAILED not in statuses, "one of two stores of a key failed"
 
     @backend_law("B13")
     async def test_nothing_global_is_touched(self, store: AbstractBackend) -> None:
