@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Granularity of extents, and distance of generation words in the data."""
 _HUGE_PAGE = 2 << 20
-_SLICE = 32 << 20
+_SLICE = 8 << 20
 _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; `fcntl` has no name for it
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_PREFERRED = 1
@@ -66,15 +66,20 @@ class Segment:
         backed: data bytes from the start that are known to have real memory and to be mapped.
     """
 
-    __slots__ = ("_address", "_map", "_words", "backed", "data", "descriptor", "nbytes", "number")
+    __slots__ = (
+        "_address", "_lock", "_map", "_words", "backed", "closed", "data", "descriptor", "nbytes",
+        "number",
+    )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, descriptor: int, mapped: mmap.mmap) -> None:
         self.number = number
         self.nbytes = nbytes
         self.descriptor = descriptor
         self.backed = 0
+        self.closed = False
         self._map = mapped
         self._address = 0
+        self._lock = threading.Lock()  # nobody allocates through a descriptor being closed
         self.data = memoryview(mapped)[:nbytes]
         self._words = memoryview(mapped)[nbytes : nbytes + _words_nbytes(nbytes)].cast("Q")
 
@@ -91,9 +96,19 @@ class Segment:
 
     def advance(self, base: int) -> int:
         """Give the place to somebody else: change its generation word and return it."""
+        if self.closed:
+            return 0
         generation = self._words[base >> 12] + 1
         self._words[base >> 12] = generation
         return generation
+
+    def back(self, base: int, nbytes: int) -> None:
+        """Put real memory behind a range; OSError when there is none."""
+        with self._lock:
+            if base + nbytes > self.backed and self.descriptor >= 0:
+                os.posix_fallocate(self.descriptor, base, nbytes)
+                if base <= self.backed:
+                    self.backed = base + nbytes
 
     def seal(self) -> None:
         """Allow no further writable map, no write and no hole; maps made before keep their rights."""
@@ -103,13 +118,15 @@ class Segment:
 
     def close(self) -> None:
         """Unmap; while somebody still holds a view the mapping stays until that view is gone."""
-        with contextlib.suppress(BufferError):  # the last view closes it
-            self._words.release()
-            self.data.release()
-            self._map.close()
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        with self._lock:
+            self.closed = True
+            with contextlib.suppress(BufferError):  # the last view closes it
+                self._words.release()
+                self.data.release()
+                self._map.close()
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+                self.descriptor = -1
 
 
 class Arena:
@@ -193,16 +210,11 @@ class Arena:
 
     def back(self, number: int, base: int, nbytes: int) -> bool:
         """Make sure that real memory stands behind a range before it is named; False: there is none."""
-        segment = self.segments[number]
-        if base + nbytes <= segment.backed or segment.descriptor < 0:
-            return True
         try:
-            os.posix_fallocate(segment.descriptor, base, nbytes)
+            self.segments[number].back(base, nbytes)
         except OSError as error:
             self._exhaust(self.populated, str(error))
             return False
-        if base <= segment.backed:
-            segment.backed = max(segment.backed, base + nbytes)
         return True
 
     def view(self, number: int, base: int, nbytes: int) -> memoryview:

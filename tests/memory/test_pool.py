@@ -333,6 +333,18 @@ def test_closed_pool_holds_and_takes_nothing(pool: Pool) -> None:
     assert pool.reserve([(key(9), 1)], "w") == [Refusal.UNWANTED]
 
 
+def test_rights_may_end_after_the_pool(pool: Pool) -> None:
+    put(pool, keys(0, 3))
+    leases = pool.lease(keys(0, 3), "r")
+    reservation = held(pool.reserve([(key(9), PAGE)], "w")[0])
+    assert leases[0] is not None
+    view = leases[0].view
+    pool.close()
+    pool.release(leases)
+    pool.abort(reservation)
+    assert bytes(view) == content(key(0), PAGE), "a view keeps its memory mapped"
+
+
 def test_threads_share_a_pool_without_a_wrong_byte() -> None:
     pool = make_pool(40 * PAGE)
     failures: list[str] = []
