@@ -207,6 +207,14 @@ def segment_digests(payload: memoryview, spec: KVSpec, seed: int) -> list[bytes]
     return [ops.digest(payload[a:b], seed) for a, b in pairwise(ends)]
 
 
+def length_of(view: memoryview, /) -> int:
+    """Length of the header that begins in ``view``, 0 where none does; nothing is verified."""
+    if view.nbytes < _START.size:
+        return 0
+    magic, _, nbytes = _START.unpack_from(view)
+    return int(nbytes) if magic == MAGIC and nbytes <= HEADER_LIMIT else 0
+
+
 def open_header(view: memoryview, expect: Key | None = None, /) -> Header:
     """Read and verify the header at the start of ``view``; the payload is not looked at.
 

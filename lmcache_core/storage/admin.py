@@ -1,7 +1,8 @@
 """Third part of the storage manager: what operators ask for. Serving goes on meanwhile.
 
-Values are invisible everywhere before the first deletion begins; then all tiers remove at once. A tier that
-is late or fails goes on in the background, and what it removes then is not counted.
+Values are invisible everywhere before the first deletion begins; then all tiers remove at once. When one of
+them cannot, or not in time, the others are finished first and its ``BackendError`` is raised then: until the
+verb is repeated with success, that tier may still have some of the values.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from lmcache_core import frame
-from lmcache_core.spi import BackendError, ConfigError, Corrupt, Key, Load, LoadStatus
+from lmcache_core.spi import (
+    BackendError,
+    ConfigError,
+    Corrupt,
+    DeadlineExceeded,
+    Key,
+    Load,
+    LoadStatus,
+    Unavailable,
+    Unsupported,
+)
 from lmcache_core.storage import upkeep
 from lmcache_core.storage.gate import Gate
 from lmcache_core.storage.results import Listing, Shutdown
@@ -24,8 +35,6 @@ from lmcache_core.storage.writing import BATCH, Parcel
 PAGE = 1000
 OPEN_WAIT_S = 5.0
 """How long opening waits for a store that does not answer; it is tried again in the background."""
-HEADERS = 64
-"""Headers read at once when a store is searched for a tag."""
 Work = tuple[Tier, Coroutine[Any, Any, int]]
 
 
@@ -95,8 +104,11 @@ class Administration(Serving):
                 keys.update(map(tier.holdings.index.key, tier.holdings.index.tagged(tag)))
             if tier.holdings is None or tier.recovered:
                 work.append((tier, _search(tier, deadline, tag=tag)))
-        count += await self.delete(builtins.list(keys), deadline=deadline)
-        return count + await _all(work, deadline)
+        try:
+            count += await self.delete(builtins.list(keys), deadline=deadline)
+        finally:
+            count += await _all(work, deadline)
+        return count
 
     async def list(
         self,
@@ -236,11 +248,14 @@ async def _remove(
     tier: Tier, keys: Sequence[Key], hidden: Sequence[Key], deadline: float | None
 ) -> int:
     """Delete what was hidden; where nobody knows yet what is there, everything asked for."""
-    if tier.holdings is None or not tier.complete.is_set():
-        return (await upkeep.remove(tier, keys, deadline) or 0) if keys else 0
-    if hidden:
-        await upkeep.sweep(tier, deadline)
-    return len(hidden)
+    if tier.holdings is not None and tier.complete.is_set():
+        if hidden:
+            await upkeep.sweep(tier, deadline)  # what is left is invisible and tried again
+        return len(hidden)
+    count = await upkeep.remove(tier, keys, deadline) if keys else 0
+    if count is None:
+        raise Unavailable(f"tier {tier.name} may still have {len(keys)} values to be deleted")
+    return count
 
 
 async def _search(
@@ -252,63 +267,64 @@ async def _search(
 ) -> int:
     """Delete values that a store holds and no index knows enough of: those ``wanted``, or under a tag."""
     if not tier.backend.capabilities.scan:
-        tier.context.log.warning("tier %s cannot be searched; values stay there", tier.name)
-        return 0
+        raise Unsupported(f"tier {tier.name} cannot be searched; what it has may stay there")
     count, after = 0, None
+    while True:
+        page = await tier.call("scan", tier.backend.scan(after, limit=PAGE), deadline)
+        keys = [key for key, _ in page.values]
+        if wanted is not None:
+            keys = [key for key in keys if wanted(key)]
+        else:
+            keys = [key for key in keys if tag in await _tags(tier, key, deadline)]
+        upkeep.hide(tier, keys, "deleted")
+        count += await _remove(tier, keys, keys, deadline)
+        after = page.after
+        if after is None:
+            return count
+
+
+async def _tags(tier: Tier, key: Key, deadline: float | None) -> Sequence[str]:
+    """Labels of a stored value, from its header; none where it is damaged or gone."""
+    found = (await tier.find([key], deadline))[0][0]
+    if tier.backend.capabilities.ranges:
+        lengths = [frame.ALIGNMENT]
+    else:
+        lengths = [found.nbytes] if found is not None else []
+    for nbytes in lengths:
+        part = nbytes if tier.backend.capabilities.ranges else None
+        load = Load(key, (memoryview(bytearray(nbytes)),), 0, part)
+        work = tier.backend.load([load])
+        result = (await tier.call("load", work, deadline, patience=upkeep.PATIENCE))[0]
+        if result.status is LoadStatus.MISSED or isinstance(result.error, Corrupt):
+            return ()
+        if result.error is not None:
+            raise result.error
+        needed = frame.length_of(load.into[0])
+        if needed > nbytes and len(lengths) < 2:
+            lengths.append(needed)
     try:
-        while True:
-            page = await tier.call("scan", tier.backend.scan(after, limit=PAGE), deadline)
-            keys = [key for key, _ in page.values]
-            if wanted is not None:
-                keys = [key for key in keys if wanted(key)]
-            else:
-                sizes = {key: each.nbytes for key, each in page.values}
-                keys = await _tagged(tier, sizes, tag, deadline)
-            if keys:
-                upkeep.hide(tier, keys, "deleted")
-                count += await upkeep.remove(tier, keys, deadline) or 0
-            after = page.after
-            if after is None:
-                return count
-    except BackendError as error:
-        tier.context.log.warning("tier %s: search ended early: %s", tier.name, error)
-        return count
+        return frame.open_header(load.into[0], key).tags if lengths else ()
+    except Corrupt:
+        return ()
 
 
-async def _tagged(tier: Tier, sizes: dict[Key, int], tag: str, deadline: float | None) -> list[Key]:
-    """Those values whose header carries the tag."""
-    found = []
-    keys = list(sizes)
-    whole = not tier.backend.capabilities.ranges
-    for start in range(0, len(keys), HEADERS):
-        batch = keys[start : start + HEADERS]
-        if whole:
-            batch = [key for key in batch if (await tier.find([key], deadline))[0][0] is not None]
-        loads = []
-        for key in batch:
-            each = (await tier.find([key], deadline))[0][0] if whole else None
-            room = memoryview(bytearray(each.nbytes if each is not None else frame.ALIGNMENT))
-            loads.append(Load(key, (room,), 0, None if whole else frame.ALIGNMENT))
-        results = await tier.call(
-            "load", tier.backend.load(loads), deadline, patience=upkeep.PATIENCE
-        )
-        for load, result in zip(loads, results, strict=True):
-            if result.status is LoadStatus.FILLED:
-                try:
-                    tags = frame.open_header(load.into[0], load.key).tags
-                except Corrupt:
-                    continue
-                if tag in tags:
-                    found.append(load.key)
-    return found
+async def _all(work: Sequence[Work], deadline: float | None) -> int:
+    """Run one job per tier, all at once.
 
-
-async def _all(work: list[Work], deadline: float | None) -> int:
-    """Run one job per tier, all at once; what is late goes on in the background and is not counted."""
+    Raises:
+        BackendError: of the first tier that could not, after all others are done; or one is late.
+    """
     tasks = [(tier, tier.tasks.start("removal", job)) for tier, job in work]
     count = 0
+    errors: list[BackendError] = []
     for tier, task in tasks:
         seconds = None if deadline is None else deadline - tier.context.clock.now()
-        if await settle(task, seconds) and not task.cancelled():
+        if not await settle(task, seconds) or task.cancelled():
+            errors.append(DeadlineExceeded(f"tier {tier.name} is still removing values"))
+        elif isinstance(error := task.exception(), BackendError):
+            errors.append(error)
+        else:
             count += task.result()
+    if errors:
+        raise errors[0]
     return count

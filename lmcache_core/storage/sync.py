@@ -28,6 +28,9 @@ class SyncManager:
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, StorageManager]], /) -> None:
         self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._gate = threading.Lock()
+        """Whoever passes it before ``_stopped`` gets an answer from the loop."""
         # Daemonic: a tier that hangs in the kernel must not keep the process.
         self._thread = threading.Thread(target=self._serve, name="lmcache-storage", daemon=True)
         self._thread.start()
@@ -90,6 +93,9 @@ class SyncManager:
         leases = self.manager.lease(keys, owner, tokens=tokens)
         if leases.left == len(keys):
             return Loaded(leases, Reason.COMPLETE)  # type: ignore[arg-type]  # none of them is None
+        if self.manager.closed:
+            self.manager.release(leases)
+            return Loaded((), Reason.CLOSED)
         work = self.manager.complete(
             keys, owner, leases, deadline=deadline, tokens=tokens, tenant=tenant
         )
@@ -111,17 +117,23 @@ class SyncManager:
 
     def close(self, *, deadline: float | None = None) -> Shutdown:
         """Close the manager and end the loop thread; threads that hang stay behind, daemonic."""
-        if self._loop.is_closed():
-            return Shutdown()
-        left = self._call(self.manager.aclose(deadline=deadline), None)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        left = self._call(self.manager.aclose(deadline=deadline), None, Shutdown())
+        with self._gate:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_S)
         return left
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        if not asyncio.all_tasks(self._loop):
+        left = asyncio.all_tasks(self._loop)
+        for task in left:  # somebody may wait for it
+            task.cancel()
+        if left:
+            _, left = self._loop.run_until_complete(asyncio.wait(left, timeout=GRACE_S))
+        if not left:
             self._loop.close()
 
     def _call(
@@ -131,14 +143,18 @@ class SyncManager:
         late: T | None = None,
         undo: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run ``work`` on the loop; ``late`` is the answer when the loop is too busy to give one.
+        """Run ``work`` on the loop; ``late`` is the answer when the loop is too busy to give one, or has ended.
 
         ``undo`` is called with a result that came after that.
         """
-        if not self._loop.is_running() and self._loop.is_closed():
-            work.close()
-            raise Closed("the storage manager is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._gate:
+            if not self._stopped:
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            else:
+                work.close()
+                if late is None:
+                    raise Closed("the storage manager is closed")
+                return late
         wait = None
         if deadline is not None:
             wait = max(0.0, deadline - self.manager.context.clock.now()) + GRACE_S
@@ -147,6 +163,14 @@ class SyncManager:
         except concurrent.futures.TimeoutError:
             if late is None or future.done():
                 raise
+        except concurrent.futures.CancelledError:
+            if late is None or not self._stopped:
+                raise
+            return late
+        except Closed:
+            if late is None:
+                raise
+            return late
         except BaseException:
             future.cancel()
             raise

@@ -181,9 +181,9 @@ class Tier:
         now = self.context.clock.now
         left = await self.tasks.stop((deadline - now()) / 2)
         call = self.tasks.start("close", self.backend.aclose())
-        trouble = ""
+        trouble = f"still running: {', '.join(left)}" if left else ""
         if not await settle(call, deadline - now()):
-            trouble = f"still running: {', '.join(left) or call.get_name()}"
+            trouble = f"still running: {', '.join([*left, call.get_name()])}"
             call.cancel()
         elif (error := call.exception()) is not None:
             trouble = str(error)

@@ -26,6 +26,7 @@ from lmcache_core.observers import Metrics
 from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import (
     AbstractBackend,
+    BackendError,
     ByteSize,
     Context,
     Duration,
@@ -98,7 +99,7 @@ def memory_place(context: Context, source: random.Random, shared: bool) -> Place
     )  # fmt: skip
     kept = Lasting(context, memory, shared=shared, persistent=True)
     chaos = Chaos(options, context, kept)
-    hang = source.choice((0.0, 0.0, 0.03))
+    hang = source.choice((0.0, 0.05, 0.2))
 
     def seconds() -> float:
         return source.uniform(1, 60) if late.hangs and source.random() < hang else 0.0
@@ -333,7 +334,10 @@ class History:
             await asyncio.sleep(self.source.uniform(0, 2))
             verb = self.source.choice(verbs)
             self.outcome.reasons[f"operator {verb.__name__}"] += 1
-            await verb()
+            try:
+                await verb()
+            except BackendError:
+                self.outcome.reasons[f"operator {verb.__name__} incomplete"] += 1
             self.check()
 
     async def delete(self) -> None:
@@ -484,17 +488,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = run_history(seed, operations=options.operations)
         except Exception as error:  # noqa: BLE001  # named boundary: CLI, the table goes on
             failed.append(seed)
-            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"seed {seed}: {type(error).__name__}: {error}\n")
             continue
         total.operations += outcome.operations
         total.verified += outcome.verified
         total.seconds += outcome.seconds
         total.reasons += outcome.reasons
     for name, count in sorted(total.reasons.items()):
-        print(f"{name:24} {count:9}")
-    print(
+        sys.stdout.write(f"{name:28} {count:9}\n")
+    sys.stdout.write(
         f"{options.seeds} histories, {total.operations} operations, {total.verified} values verified, "
-        f"{len(failed)} failed, {total.seconds:.1f} s"
+        f"{len(failed)} failed, {total.seconds:.1f} s\n"
     )
     return 1 if failed else 0
 

@@ -135,8 +135,8 @@ class Check(Wrapper):
             first = await self._read(load.key, 0, frame.ALIGNMENT, deadline)
             if isinstance(first, Loaded):
                 return first
-            nbytes = int.from_bytes(first[10:14], "little")
-            if frame.ALIGNMENT < nbytes <= frame.HEADER_LIMIT:
+            nbytes = frame.length_of(first)
+            if nbytes > frame.ALIGNMENT:
                 first = await self._read(load.key, 0, nbytes, deadline)
                 if isinstance(first, Loaded):
                     return first
