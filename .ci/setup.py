@@ -87,12 +87,17 @@ def distributions() -> list[str]:
 def fingerprint(native: bool) -> str:
     """Digest of everything that decides what is installed."""
     digest = hashlib.sha256(f"{sys.version} {PIP} {TORCH} {native} {ROOT}".encode())
-    for path in [
-        "constraints.txt",
-        "pyproject.toml",
-        *(f"{d}/pyproject.toml" for d in distributions()),
-    ]:
-        digest.update((ROOT / path).read_bytes())
+    digest.update(CONSTRAINTS.read_bytes())
+    for folder in (".", *distributions()):
+        data = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+        tools = data.get("tool", {})
+        built = [
+            data["project"],
+            data["build-system"],
+            tools.get("hatch"),
+            tools.get("scikit-build"),
+        ]
+        digest.update(json.dumps(built, sort_keys=True).encode())
     if native and (ROOT / NATIVE).is_dir():
         sources = [*(ROOT / NATIVE).rglob("*.[ch]pp"), ROOT / NATIVE / "CMakeLists.txt"]
         for source in sorted(sources):
