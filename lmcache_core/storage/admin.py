@@ -203,7 +203,8 @@ class Administration(Serving):
         if tier.holdings is None:
             raise ConfigError(f"tier {name!r} is shared: its limit is set at the store")
         tier.set_limit(nbytes)
-        await upkeep.shrink(tier, None)
+        now = self.context.clock.now()
+        await upkeep.shrink(tier, now + tier.config.deadline * upkeep.PATIENCE)
 
     def tier(self, name: str, /) -> Tier:
         """A lower tier by name.

@@ -113,6 +113,12 @@ class Holdings:
             return None
         return [self.hide(slot, evicted=True) for slot in chosen]
 
+    def excess(self) -> list[Key]:
+        """Victims down to the limit, as far as values are not in use."""
+        chosen: list[int] = []
+        self._choose(self.visible_nbytes + self.coming_nbytes - self.limit, chosen, set(), None)
+        return [self.hide(slot, evicted=True) for slot in chosen]
+
     def charge(self, key: Key, need: int, /) -> bool:
         """Charge a value that is about to be written; False: it does not fit now or is on its way."""
         if key in self.coming or key in self.leaving or self.used + need > self.limit:

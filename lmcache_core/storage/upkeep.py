@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SWEEP = 256
 """Most values of one background deletion."""
+SHRINK_PAUSE_S = 0.05
 PATIENCE = 10.0
 """Writes and deletions, which nobody waits for, may take so many times the tier's deadline."""
 
@@ -121,10 +122,20 @@ def evict(tier: Tier, need: int, tenant: str, promised: dict[str, int], /) -> bo
 
 
 async def shrink(tier: Tier, deadline: float | None, /) -> None:
-    """Evict down to the limit, after it shrank or recovery found too much."""
-    async with tier.room:
-        evict(tier, 0, "", {})
-        await sweep(tier, deadline)
+    """Evict down to the limit, after it shrank or recovery found too much; waits for values in use."""
+    holdings, clock = tier.holdings, tier.context.clock
+    assert holdings is not None
+    while holdings.used > holdings.limit:
+        async with tier.room:
+            victims = holdings.excess()
+            freed = sum(holdings.leaving[key] for key in victims)
+            tier.count("out_bytes_total", freed, why="evicted")
+            tier.count("evicted_chunks_total", len(victims))
+            await sweep(tier, deadline)
+        if holdings.used > holdings.limit:
+            if deadline is not None and clock.now() >= deadline:
+                return
+            await clock.sleep(SHRINK_PAUSE_S)
 
 
 def undo(tier: Tier, key: Key, /) -> None:

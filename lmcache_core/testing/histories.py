@@ -17,19 +17,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from lmcache_core.config import Config, EngineConfig, ManagerConfig, Share, TierConfig, WritePolicy
-from lmcache_core.observers import Metrics
-from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import (
-    AbstractBackend,
     BackendError,
-    ByteSize,
-    Context,
-    Duration,
     Key,
     Lease,
     Refusal,
@@ -37,87 +30,20 @@ from lmcache_core.spi import (
 )
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Reason
-from lmcache_core.storage.tier import Tier
-from lmcache_core.testing.contexts import simulated_context
+from lmcache_core.testing.places import World
 from lmcache_core.testing.simulation import SimLoop, run_simulated, sim_loop
 from lmcache_core.testing.worlds import (
     PAGE,
-    Lasting,
-    Late,
     fill,
     frame_nbytes,
     key_of,
-    make_manager,
-    make_memory,
     verify_lease,
-)
-from lmcache_core.wrappers import (
-    Breaker,
-    BreakerOptions,
-    Chaos,
-    ChaosOptions,
-    Check,
-    CheckOptions,
-    Measured,
-    Retry,
-    RetryOptions,
 )
 
 CHAINS, LENGTH = 5, 6
 TAGS = ("red", "blue")
 LATE_S = 1e-3
 """How far after its deadline a request may end, in virtual seconds."""
-
-
-@dataclass
-class Place:
-    """What stands below one tier, and outlives managers.
-
-    Attributes:
-        backend: innermost, holding the bytes.
-        used: bytes really there now.
-        calm: makes the tier behave from now on.
-    """
-
-    backend: AbstractBackend
-    used: Callable[[], int]
-    calm: Callable[[], None]
-
-
-Factory = Callable[[Context, random.Random, bool], Place]
-"""Makes a place, given the tier's context, the history's randomness, and whether it is shared."""
-
-
-def memory_place(context: Context, source: random.Random, shared: bool) -> Place:
-    """A dictionary behind chaos and hangs."""
-    memory = make_memory(context)
-    options = ChaosOptions(
-        delay=source.choice((0.0, 0.3)), delay_s=source.choice((0.01, 0.5)),
-        fail=source.choice((0.0, 0.05, 0.3)), fail_item=source.choice((0.0, 0.1)),
-        flip=source.choice((0.0, 0.05)), tear=source.choice((0.0, 0.05)),
-        rot=source.choice((0.0, 0.05)), lose=0.0 if not shared else source.choice((0.0, 0.1)),
-    )  # fmt: skip
-    kept = Lasting(context, memory, shared=shared, persistent=True)
-    chaos = Chaos(options, context, kept)
-    hang = source.choice((0.0, 0.05, 0.2))
-
-    def seconds() -> float:
-        return source.uniform(1, 60) if late.hangs and source.random() < hang else 0.0
-
-    late = _Hanging(context, chaos, seconds)
-
-    def calm() -> None:
-        chaos.active = late.hangs = False
-
-    return Place(late, lambda: memory._nbytes, calm)
-
-
-class _Hanging(Late):
-    hangs = True
-
-
-FACTORIES: dict[str, Factory] = {"memory": memory_place}
-"""Kinds of places a history may draw; other kinds (a simulated disk) are added by name."""
 
 
 @dataclass
@@ -132,73 +58,18 @@ class Outcome:
     seconds: float = 0.0
 
 
-class History:
+class History(World):
     """One world and its clients; see the module."""
 
     def __init__(self, outcome: Outcome, operations: int, kinds: Sequence[str]) -> None:
         self.loop: SimLoop = sim_loop()
-        self.source = random.Random(self.loop.random.getrandbits(64))
+        super().__init__(random.Random(self.loop.random.getrandbits(64)), kinds)
         self.outcome = outcome
         self.left = operations
-        self.kinds = kinds
-        self.places: dict[str, Place] = {}
-        self.shared: dict[str, bool] = {}
         self.resizing = False
         self.sizes = [self.source.choice((PAGE, 2 * PAGE, 999)) for _ in range(CHAINS)]
         self.spare: list[str] = []
         self.manager: StorageManager
-        self.metrics: Metrics
-
-    # -- the world -------------------------------------------------------------------------------------------
-
-    def context(self, name: str) -> Context:
-        return simulated_context(tier=name, random=random.Random(self.source.getrandbits(64)))
-
-    def make_tier(self, name: str) -> Tier:
-        source, context = self.source, self.context(name)
-        if name not in self.places:
-            self.shared[name] = source.random() < 0.4
-            factory = FACTORIES[source.choice(self.kinds)]
-            self.places[name] = factory(context, source, self.shared[name])
-        shared = self.shared[name]
-        backend: AbstractBackend = Check(CheckOptions(), context, self.places[name].backend)
-        if source.random() < 0.5:
-            backend = Retry(RetryOptions(), context, backend)
-        if source.random() < 0.5:
-            options = BreakerOptions(open_after=3, pause=Duration(0.5), longest_pause=Duration(4.0))
-            backend = Breaker(options, context, backend)
-        backend = Measured(self.metrics, context, backend)
-        config = TierConfig(
-            plugin="memory",
-            name=name,
-            size=None if shared else ByteSize(source.choice((6, 12, 40)) * 3 * PAGE),
-            write=source.choice(list(WritePolicy)),
-            after_touches=source.choice((1, 1, 2)),
-            promote=source.random() < 0.8,
-            ttl=source.choice((None, None, Duration(20.0))),
-            deadline=Duration(source.choice((0.2, 1.0))),
-        )
-        return Tier(config, backend, context=context, policy=lambda limit: LRU(LRUConfig(), limit))
-
-    def make_manager(self, names: Sequence[str]) -> StorageManager:
-        source = self.source
-        config = Config(
-            engine=EngineConfig(),
-            manager=ManagerConfig(
-                clean_reserve=Share(source.choice((0.05, 0.3))),
-                dirty_cap=Share(source.choice((0.25, 0.6))),
-                quarantine=Share(source.choice((0.1, 0.4))),
-                cost_gate=source.random() < 0.3,
-                close_timeout=Duration(30.0),
-            ),
-        )
-        context = replace(self.context("cpu"), emit=lambda event: None)
-        manager = make_manager(
-            [], capacity=source.choice((8, 16, 64)) * 3 * PAGE, context=context, config=config
-        )
-        self.metrics = manager.metrics
-        manager._given += [self.make_tier(name) for name in names]
-        return manager
 
     # -- what must hold --------------------------------------------------------------------------------------
 
@@ -460,7 +331,7 @@ def run_history(
 
     Args:
         operations: of clients.
-        kinds: names in ``FACTORIES`` that tiers are drawn from.
+        kinds: names in ``places.FACTORIES`` that tiers are drawn from.
 
     Raises:
         AssertionError: something did not hold; the same seed finds it again.
