@@ -267,11 +267,15 @@ class Root:
         raise OSError(errno.ENOENT, "shard folder is gone", target)
 
     def _settle(self, name: str) -> None:
-        """With ``durable``: return when the name is on the medium. Concurrent callers share one sync."""
-        if self._sync is not Sync.DURABLE:
-            return
-        shard = f"{self.path}/{self.shard_of(name)}"
-        self._folder.sync_together(shard, *([self.path] if self._remade else []))
+        """With ``durable``: return when the name is on the medium.
+
+        Threads that wait here at the same time share one commit of the file system's journal. Collecting them
+        here, to sync their folders one after another, was measured at less than half the rate.
+        """
+        if self._sync is Sync.DURABLE:
+            self._folder.sync(f"{self.path}/{self.shard_of(name)}")
+            if self._remade:
+                self._folder.sync(self.path)
 
     def _foreign(self, path: str) -> None:
         self._folder.note("foreign", f"{path} is no regular file; left alone, treated as a miss")

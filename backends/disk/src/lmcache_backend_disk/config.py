@@ -20,7 +20,7 @@ class Sync(Enum):
     """What a power loss may take of a value whose store was acknowledged."""
 
     DURABLE = "durable"
-    """Nothing: bytes, then name are on the medium before the answer; names of concurrent stores together."""
+    """Nothing: bytes, then name are on the medium before the answer."""
     ORDERED = "ordered"
     """The whole value, never a part: bytes are on the medium before the name appears."""
     NONE = "none"

@@ -1,4 +1,4 @@
-"""What every part of a store folder needs: temporary names, small reads, folder syncs done together."""
+"""What every part of a store folder needs: temporary names, small reads, folder syncs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from lmcache_core.spi import Files
 
@@ -24,13 +23,6 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self.view = memoryview(mmap.mmap(-1, _SCRATCH_NBYTES))
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    folders: set[str] = field(default_factory=set)
-    done: bool = False
-    error: OSError | None = None
 
 
 class Folder:
@@ -51,8 +43,6 @@ class Folder:
         self.scratch = Scratch()
         self._identity = identity
         self._counter = 0
-        self._leader = threading.Lock()
-        self._batch = _Batch()
 
     def create(self, flags: int = 0) -> tuple[str, int]:
         """Make a temporary file; return its path and a descriptor for reading and writing."""
@@ -105,24 +95,6 @@ class Folder:
                 raise  # those two: folders cannot be synced here, their changes are synchronous
         finally:
             self.files.close(descriptor)
-
-    def sync_together(self, *paths: str) -> None:
-        """Return when the entries of these folders are on the medium; concurrent callers share the work."""
-        with self.mutex:
-            batch = self._batch
-            batch.folders.update(paths)
-        with self._leader:
-            if not batch.done:
-                with self.mutex:
-                    self._batch = _Batch()
-                try:
-                    for path in batch.folders:
-                        self.sync(path)
-                except OSError as error:
-                    batch.error = error
-                batch.done = True
-        if batch.error is not None:
-            raise OSError(batch.error.errno, f"folder sync failed: {reason(batch.error)}")
 
 
 def reason(error: OSError) -> str:

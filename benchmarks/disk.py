@@ -1,0 +1,367 @@
+"""The disk tier against fio, lap by lap on one disk, and its restart.
+
+    python benchmarks/disk.py [--folder F] [--laps N] [--quick] [--long] [--json] [--peer "lmcache"]
+
+Ours is the tier as the manager uses it: frames in aligned memory, verified by the ``check`` wrapper before they
+are stored and after they are loaded, through ``disk`` on threads of its own. fio moves the same bytes: one file
+per object, the same size, count, number of threads and ``direct=1``; for ``ordered`` and ``durable`` with one
+fdatasync per file. ``durable`` also syncs the folders that got new names, once for all values that wait
+(group commit); fio does not rename and does not. A *ratio* is the median over laps of ours / fio, the two
+taking turns. ``--peer`` names a command that runs LMCache 0.5.6; its ``bench l2`` then takes its turn too (it
+neither verifies nor syncs). ``--long`` also scans a million values. Exit status 1: a bar was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import mmap
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lmcache_backend_disk import DiskBackend
+from lmcache_backend_disk.config import Direct, DiskConfig, Sync
+
+from lmcache_core import frame
+from lmcache_core.spi import (
+    AbstractBackend,
+    Interior,
+    Key,
+    KVSpec,
+    Load,
+    LoadStatus,
+    SegmentSpec,
+    Store,
+    StoreStatus,
+)
+from lmcache_core.storage.build import default_context
+from lmcache_core.threads import DaemonExecutor
+from lmcache_core.wrappers import Check, CheckOptions
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from limits import fio  # found beside this file
+
+MIB = 1 << 20
+DEPTH = 8
+BAR = 0.85
+SHAPES = ((4 * MIB, 16), (MIB, 64))
+"""Value length and values per call."""
+SPACE = hashlib.sha256(b"benchmark").digest()
+
+
+@dataclass(slots=True)
+class Row:
+    """One line; ``value`` is held against ``bar``: upwards, or downwards for seconds."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    ours: float | None = None
+    other: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the bar, if there is one, is met."""
+        if self.bar is None:
+            return True
+        return self.value <= self.bar if self.unit == "s" else self.value >= self.bar
+
+
+def key(number: int) -> Key:
+    return Key(SPACE, hashlib.sha256(b"%d" % number).digest(), 0)
+
+
+def frames(nbytes: int, count: int) -> list[memoryview]:
+    """Sealed frames of exactly ``nbytes`` in page-aligned memory, four segments each."""
+    head = frame.header_nbytes(4)
+    share = (nbytes - head) // 4
+    spec = KVSpec(
+        "uint8", 256, 1, 0, 0, Interior.PAGE, tuple(SegmentSpec(i, 0, 1, share) for i in range(4))
+    )
+    memory = memoryview(mmap.mmap(-1, nbytes * count))
+    pattern = os.urandom(MIB)
+    for at in range(0, memory.nbytes, MIB):
+        memory[at : at + MIB] = pattern
+    values = [memory[at : at + nbytes] for at in range(0, memory.nbytes, nbytes)]
+    for number, value in enumerate(values):
+        value[head : head + 8] = number.to_bytes(8, "little")
+        frame.seal_value(value[:head], value[head:], key(number), spec=spec)
+    return values
+
+
+async def tier(folder: Path, *, sync: Sync, direct: Direct) -> AbstractBackend:
+    """The disk tier with its checks, opened."""
+    context = default_context("disk")
+    if context.executor.threads != DEPTH:
+        from dataclasses import replace
+
+        context = replace(context, executor=DaemonExecutor("lmcache-disk", DEPTH))
+    backend = DiskBackend(DiskConfig(path=str(folder), sync=sync, direct=direct), context)
+    checked = Check(CheckOptions(), context, backend)
+    await checked.open()
+    return checked
+
+
+async def stored(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
+    """Bytes per second of storing everything, ``batch`` values a call, two calls under way."""
+
+    async def lane(starts: range) -> None:
+        for start in starts:
+            part = range(start, min(start + batch, len(values)))
+            results = await backend.store([Store(key(n), (values[n],)) for n in part])
+            assert {result.status for result in results} == {StoreStatus.STORED}, results
+
+    started = time.perf_counter()
+    await asyncio.gather(*(lane(range(i * batch, len(values), 2 * batch)) for i in range(2)))
+    return sum(value.nbytes for value in values) / (time.perf_counter() - started)
+
+
+async def loaded(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
+    """Bytes per second of loading everything into ``values``."""
+
+    async def lane(starts: range) -> None:
+        for start in starts:
+            part = range(start, min(start + batch, len(values)))
+            results = await backend.load([Load(key(n), (values[n],)) for n in part])
+            assert {result.status for result in results} == {LoadStatus.FILLED}, results
+
+    started = time.perf_counter()
+    await asyncio.gather(*(lane(range(i * batch, len(values), 2 * batch)) for i in range(2)))
+    return sum(value.nbytes for value in values) / (time.perf_counter() - started)
+
+
+async def against_fio(
+    folder: Path, nbytes: int, batch: int, *, total: int, laps: int, direct: bool
+) -> list[Row]:
+    """Writes in every sync mode and reads, each in turn with fio."""
+    count = total // nbytes
+    values = frames(nbytes, count)
+    target = memoryview(mmap.mmap(-1, total))
+    targets = [target[at : at + nbytes] for at in range(0, total, nbytes)]
+    rates: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, str] = {}
+    for lap in range(laps):
+        for sync in Sync:
+            name = f"write {sync.value}"
+            work = folder / f"{lap}-{sync.value}"
+            work.mkdir()
+            backend = await tier(work, sync=sync, direct=Direct.ON if direct else Direct.OFF)
+            ours = await stored(backend, values, batch)
+            line = fio.command(
+                work, "write", nbytes=nbytes, count=count, depth=DEPTH, direct=direct,
+                sync=sync is not Sync.NONE,
+            )  # fmt: skip
+            rates.setdefault(name, []).append((ours, fio.run(line)))
+            lines[name] = shlex.join(line)
+            if sync is Sync.ORDERED:
+                ours = await loaded(backend, targets, batch)
+                assert target == memoryview(b"").join(values) if total <= 8 * MIB else True
+                line = fio.command(
+                    work, "read", nbytes=nbytes, count=count, depth=DEPTH, direct=direct, sync=False
+                )
+                rates.setdefault("read", []).append((ours, fio.run(line)))
+                lines["read"] = shlex.join(line)
+            await backend.aclose()
+            shutil.rmtree(work)
+    label = f"{batch} x {nbytes // MIB} MiB {'direct' if direct else 'buffered'}"
+    for name, line in lines.items():
+        print(f"# {label} {name}: {line}", file=sys.stderr)
+    return [
+        Row(
+            f"{label} {name}",
+            statistics.median(ours / other for ours, other in pairs),
+            "of fio",
+            BAR if direct else None,
+            statistics.median(ours for ours, _ in pairs) / 1e6,
+            statistics.median(other for _, other in pairs) / 1e6,
+        )
+        for name, pairs in rates.items()
+    ]
+
+
+PEER = (
+    ("native O_DIRECT", {"type": "fs_native", "use_odirect": True}, Direct.ON),
+    ("native buffered", {"type": "fs_native", "use_odirect": False}, Direct.OFF),
+    ("python", {"type": "fs"}, Direct.OFF),
+)
+
+
+async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
+    """16 x 4 MiB in turn with ``lmcache bench l2``: ours verified, theirs not; nothing synced on either side."""
+    nbytes, batch = SHAPES[0]
+    values = frames(nbytes, batch)
+    rows = []
+    for name, adapter, direct in PEER:
+        rates: dict[str, list[tuple[float, float]]] = {"store": [], "load": []}
+        for lap in range(laps):
+            work = folder / f"peer-{lap}"
+            (work / "theirs").mkdir(parents=True)
+            written = json.dumps(adapter | {"base_path": str(work / "theirs")})
+            line = [
+                *shlex.split(peer), "bench", "l2", "--l2-adapter", written, "--num-keys", str(batch),
+                "--data-size-kb", str(nbytes >> 10), "--rounds", "5", "--l1-align-bytes", "4096",
+                "--format", "json",
+            ]  # fmt: skip
+            environment = os.environ | {
+                "LMCACHE_DISABLE_BANNER": "1",
+                "LMCACHE_TRACK_USAGE": "false",
+            }
+            text = subprocess.run(
+                line, check=True, capture_output=True, text=True, env=environment
+            ).stdout
+            theirs = {
+                found["operation"].lower(): found["throughput_avg_mbps"] * MIB
+                for found in json.loads(text[text.index("\n{") : text.rindex("\n}") + 2])[
+                    "results"
+                ].values()
+            }
+            backend = await tier(work / "ours", sync=Sync.NONE, direct=direct)
+            ours: dict[str, list[float]] = {"store": [], "load": []}
+            for _ in range(6):
+                ours["store"].append(await stored(backend, values, batch))
+                ours["load"].append(await loaded(backend, values, batch))
+                await backend.delete([key(number) for number in range(batch)])
+            for verb in rates:
+                rates[verb].append((statistics.mean(ours[verb][1:]), theirs[verb]))
+            await backend.aclose()
+            shutil.rmtree(work)
+        rows += [
+            Row(
+                f"16 x 4 MiB {verb}, like the peer's {name}",
+                statistics.median(mine / other for mine, other in pairs),
+                "of peer",
+                1.0,
+                statistics.median(mine for mine, _ in pairs) / 1e6,
+                statistics.median(other for _, other in pairs) / 1e6,
+            )
+            for verb, pairs in rates.items()
+        ]
+    return rows
+
+
+def populate(folder: Path, count: int) -> None:
+    """Files as the tier leaves them, faster than the tier would: one 4 KiB frame each, never synced."""
+    made: set[str] = set()
+    block = bytes(4096)
+    for number in range(count):
+        name = key(number).text
+        if name[-2:] not in made:
+            (folder / name[-2:]).mkdir(mode=0o700)
+            made.add(name[-2:])
+        descriptor = os.open(folder / name[-2:] / name, os.O_CREAT | os.O_WRONLY, 0o600)
+        os.write(descriptor, block)
+        os.close(descriptor)
+    (folder / "tmp").mkdir()
+    (folder / "layout").write_text("lmcache disk 1\nfan_out 256\n")
+
+
+async def restart(folder: Path, count: int, *, scan: bool) -> list[Row]:
+    """Open a folder with ``count`` values: time to the first hit, all hits, and a whole listing."""
+    work = folder / f"restart-{count}"
+    work.mkdir()
+    populate(work, count)
+    context = default_context("disk")
+    buffer = memoryview(bytearray(4096))
+    started = time.perf_counter()
+    backend = DiskBackend(DiskConfig(path=str(work)), context)
+    await backend.open()
+    (result,) = await backend.load([Load(key(0), (buffer,))])
+    first = time.perf_counter() - started
+    assert result.nbytes == 4096
+    rows = [Row(f"first hit after start, {count} values", first, "s", 1.0)]
+    if not scan:
+        started = time.perf_counter()
+        hits = 0
+        for start in range(0, count, 1000):
+            found = await backend.lookup([key(n) for n in range(start, start + 1000)])
+            hits += sum(each is not None for each in found)
+        rows.append(Row(f"hits, {count} values", hits / count, "share", 1.0))
+        rate = (time.perf_counter() - started) / count * 1e6
+        rows.append(Row("lookup, 1000 a call", rate, "us each"))
+    started = time.perf_counter()
+    after, listed = None, 0
+    while True:
+        page = await backend.scan(after, limit=4096)
+        listed += len(page.values)
+        after = page.after
+        if after is None:
+            break
+    assert listed == count, listed
+    rows.append(
+        Row(
+            f"scan of {count} values, warm",
+            time.perf_counter() - started,
+            "s",
+            60.0 if scan else None,
+        )
+    )
+    await backend.aclose()
+    shutil.rmtree(work)
+    return rows
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
+    """Everything that was asked for."""
+    total = (64 if options.quick else 512) * MIB
+    rows = []
+    for nbytes, batch in SHAPES:
+        for direct in (True, False):
+            rows += await against_fio(
+                folder, nbytes, batch, total=total, laps=options.laps, direct=direct
+            )
+    if options.peer:
+        rows += await against_peer(folder, options.peer, options.laps)
+    rows += await restart(folder, 10_000 if options.quick else 100_000, scan=False)
+    if options.long:
+        rows += await restart(folder, 1_000_000, scan=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to measure; default: beside this tree"
+    )
+    parser.add_argument("--laps", type=int, default=7)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peer", default="")
+    options = parser.parse_args()
+    if not fio.available():
+        print("fio is missing: apt-get install fio", file=sys.stderr)
+        return 2
+    base = options.folder or Path(__file__).resolve().parent.parent / ".lmcache-work"
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base, prefix="bench-disk-") as folder:
+        rows = asyncio.run(measure(options, Path(folder)))
+    if options.json:
+        print(json.dumps([asdict(row) | {"good": row.good} for row in rows], indent=2))
+    else:
+        print(f"{'what':<52}{'value':>9} {'unit':<8}{'bar':>6}{'ours MB/s':>11}{'other':>8}")
+        for row in rows:
+            bar = "" if row.bar is None else f"{row.bar:g}"
+            rates = "".join(
+                f"{rate:>{w}.0f}" if rate else " " * w
+                for rate, w in ((row.ours, 11), (row.other, 8))
+            )
+            print(
+                f"{row.name:<52}{row.value:>9.3f} {row.unit:<8}{bar:>6}{rates}{'' if row.good else '  MISSED'}"
+            )
+    return int(not all(row.good for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
