@@ -1,41 +1,29 @@
 """Configuration: records, and how they are read from files, the environment, engines and flags."""
 
-from lmcache_core.config.binding import Setting, bind
-from lmcache_core.config.load import Effective, load, permissions
-from lmcache_core.config.records import (
-    Config,
-    EngineConfig,
-    LoadFailure,
-    ManagerConfig,
-    PluginChoice,
-    PluginsConfig,
-    Quota,
-    Share,
-    TenantConfig,
-    TierConfig,
-    VerifyHot,
-    WritePolicy,
+from lmcache_core.config.binding import (
+    Setting as Setting,
+    bind as bind,
 )
-from lmcache_core.config.tree import Item, items
-
-__all__ = [
-    "Config",
-    "Effective",
-    "EngineConfig",
-    "Item",
-    "LoadFailure",
-    "ManagerConfig",
-    "PluginChoice",
-    "PluginsConfig",
-    "Quota",
-    "Setting",
-    "Share",
-    "TenantConfig",
-    "TierConfig",
-    "VerifyHot",
-    "WritePolicy",
-    "bind",
-    "items",
-    "load",
-    "permissions",
-]
+from lmcache_core.config.load import (
+    Effective as Effective,
+    load as load,
+    permissions as permissions,
+)
+from lmcache_core.config.records import (
+    Config as Config,
+    EngineConfig as EngineConfig,
+    LoadFailure as LoadFailure,
+    ManagerConfig as ManagerConfig,
+    PluginChoice as PluginChoice,
+    PluginsConfig as PluginsConfig,
+    Quota as Quota,
+    Share as Share,
+    TenantConfig as TenantConfig,
+    TierConfig as TierConfig,
+    VerifyHot as VerifyHot,
+    WritePolicy as WritePolicy,
+)
+from lmcache_core.config.tree import (
+    Item as Item,
+    items as items,
+)

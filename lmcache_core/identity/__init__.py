@@ -1,62 +1,41 @@
 """Names of stored chunks, made here and nowhere else (no second copy of any rule exists)."""
 
-from lmcache_core.identity.canonical import Scalar, Unkeyable, canonical
-from lmcache_core.identity.chain import (
-    Chain,
-    Extra,
-    Tokens,
-    chunk_digests,
-    embedding_extras,
-    keys,
-    probe_digest,
+from lmcache_core.identity.canonical import (
+    Scalar as Scalar,
+    Unkeyable as Unkeyable,
+    canonical as canonical,
 )
-from lmcache_core.identity.managers import KeyManager, with_manager
+from lmcache_core.identity.chain import (
+    Chain as Chain,
+    Extra as Extra,
+    Tokens as Tokens,
+    chunk_digests as chunk_digests,
+    embedding_extras as embedding_extras,
+    keys as keys,
+    probe_digest as probe_digest,
+)
+from lmcache_core.identity.managers import (
+    KeyManager as KeyManager,
+    with_manager as with_manager,
+)
 from lmcache_core.identity.shards import (
-    Run,
-    Shard,
-    copy_runs,
-    join,
-    rows_spec,
-    select,
-    writer_of,
+    Run as Run,
+    Shard as Shard,
+    copy_runs as copy_runs,
+    join as join,
+    rows_spec as rows_spec,
+    select as select,
+    writer_of as writer_of,
 )
 from lmcache_core.identity.space import (
-    EXACT,
-    FORMAT,
-    Adapter,
-    Group,
-    KeySpace,
-    Rope,
-    chunk_tokens,
+    EXACT as EXACT,
+    FORMAT as FORMAT,
+    Adapter as Adapter,
+    Group as Group,
+    KeySpace as KeySpace,
+    Rope as Rope,
+    chunk_tokens as chunk_tokens,
 )
-from lmcache_core.identity.weights import weights_fingerprint
-
-__all__ = [
-    "EXACT",
-    "FORMAT",
-    "Adapter",
-    "Chain",
-    "Extra",
-    "Group",
-    "KeyManager",
-    "KeySpace",
-    "Rope",
-    "Run",
-    "Scalar",
-    "Shard",
-    "Tokens",
-    "Unkeyable",
-    "canonical",
-    "chunk_digests",
-    "chunk_tokens",
-    "copy_runs",
-    "embedding_extras",
-    "join",
-    "keys",
-    "probe_digest",
-    "rows_spec",
-    "select",
-    "weights_fingerprint",
-    "with_manager",
-    "writer_of",
-]
+from lmcache_core.identity.weights import (
+    weights_fingerprint as weights_fingerprint,
+)
