@@ -34,7 +34,11 @@ def main() -> int:
     stages = [
         ("ruff", 10, [str(BIN / "ruff"), "check", "."]),
         ("format", 10, [str(BIN / "ruff"), "format", "--check", "."]),
-        ("types", 120, [py, "-m", "mypy", *packages]),
+        (
+            "types",
+            180,  # cold: torch and transformers are read whole
+            [py, "-m", "mypy", *packages],
+        ),
         ("types of the scripts", 30, [py, "-m", "mypy", *scripts()]),
         ("layering", 20, [str(BIN / "lint-imports"), "--no-logo"]),
         ("catalogue", 10, [py, ".ci/catalogue.py", "--check"]),
