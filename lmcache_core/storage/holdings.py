@@ -83,11 +83,18 @@ class Holdings:
         """Note a use, given root to leaf: leaves are touched first, so that roots are the most recent."""
         self.policy.touch([slot for slot in reversed([*slots]) if slot >= 0])
 
-    def hold(self, slots: Iterable[int], by: int, /) -> None:
-        """Count users of values (+1, -1): those in use are not evicted."""
-        flags = self.index.flags
-        for slot in slots:
-            flags[slot] = min(max(flags[slot] + by, 0), self.BUSY_LIMIT)
+    def hold(self, keys: Iterable[Key], /) -> list[tuple[Key, int]]:
+        """Keep visible values from eviction until ``release`` is given what this returns."""
+        held = [(key, slot) for key in keys if (slot := self.index.slot_of(key)) >= 0]
+        for _, slot in held:
+            self.index.flags[slot] = min(self.index.flags[slot] + 1, self.BUSY_LIMIT)
+        return held
+
+    def release(self, held: Iterable[tuple[Key, int]], /) -> None:
+        """End a ``hold``; values removed meanwhile are passed over."""
+        for key, slot in held:
+            if self.index.slot_of(key) == slot and self.index.flags[slot]:
+                self.index.flags[slot] -= 1
 
     def victims(
         self, need: int, tenant: str = "", /, *, promised: Mapping[str, int] = MappingProxyType({})

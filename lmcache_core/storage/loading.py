@@ -258,7 +258,7 @@ class Loader:
         tier, flights = trip.tier, trip.flights
         up = dict(enumerate(flights))
         parked: list[Flight] = []
-        good = 0
+        good, lent = 0, False
 
         def arrived(index: int, result: spi.Loaded) -> None:
             nonlocal good
@@ -280,19 +280,15 @@ class Loader:
                 self._tell(flight, reason)
             up.clear()
 
-        held = (
-            []
-            if tier.holdings is None
-            else tier.holdings.find([f.key for f in flights], self._now())
-        )
-        held = [slot for slot in held if slot >= 0]
+        held = tier.holdings.hold([flight.key for flight in flights]) if tier.holdings else []
         if tier.holdings is not None:
-            tier.holdings.hold(held, 1)
-            tier.holdings.touch(held)
+            tier.holdings.touch([slot for _, slot in held])
         begun = self._now()
         until = begun + tier.config.deadline
         batch = [Load(flight.key, (flight.reservation.view,)) for flight in flights]
         try:
+            await tier.prepare(self._pool.arena)
+            lent = True
             work = tier.backend.load(batch, done=arrived, deadline=until)
             results = await tier.call("load", work, until, nbytes=lambda: _nbytes(up), late=late)
             for index, result in enumerate(results):
@@ -305,12 +301,12 @@ class Loader:
         except BackendError:
             give_up(Reason.FAILED, quiet=True)
         except BaseException:
-            give_up(Reason.CANCELLED, quiet=False)
+            give_up(Reason.CANCELLED, quiet=not lent)
             raise
         finally:
             assert not up, "a flight was forgotten"
             if tier.holdings is not None:
-                tier.holdings.hold(held, -1)
+                tier.holdings.release(held)
 
     def _land(self, flight: Flight, result: spi.Loaded) -> bool:
         """Make a value visible and hand it to all who wait, or say why not."""

@@ -72,6 +72,7 @@ async def store(
             for key, loan in waiting.items()
         ]
         nbytes = sum(item.nbytes for item in batch)
+        await tier.prepare(pool.arena)
         lent = True
         try:
             results = await tier.call(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from lmcache_core.config import TierConfig
+from lmcache_core.memory.arena import Arena
 from lmcache_core.memory.index import NEVER
 from lmcache_core.observers import Metrics
 from lmcache_core.spi import (
@@ -18,6 +19,8 @@ from lmcache_core.spi import (
     EvictionPolicy,
     Found,
     Key,
+    MemoryKind,
+    Region,
     TierClosed,
     TierOpened,
     Unavailable,
@@ -28,6 +31,7 @@ from lmcache_core.storage.gate import Gate, Prefill
 from lmcache_core.storage.holdings import Holdings
 from lmcache_core.storage.quarantine import Quarantine
 from lmcache_core.storage.tasks import Tasks, settle
+from lmcache_core.storage.upkeep import PATIENCE
 from lmcache_core.wrappers import Check, CheckOptions, Encoded
 
 T = TypeVar("T")
@@ -89,6 +93,7 @@ class Tier:
         self.frames: dict[tuple[bytes, int], int] = {}
         self.codec = next((layer for layer in layers if isinstance(layer, Encoded)), None)
         self._policy, self._quota = policy, quota
+        self._registered = 0
         self.deleting: set[Key] = set()
         """Keys in a deletion under way: each is in one at most, so that none hits a later store."""
         self.gone: set[Key] | None = None
@@ -141,10 +146,14 @@ class Tier:
                     f"tier {self.name} needs a limit; give it a size, such as size: 100GiB"
                 )
             self.set_limit(limit)
-            if capabilities.scan and capabilities.persistent:
+            if not capabilities.persistent:
+                self.complete.set()
+            elif capabilities.scan:
                 self.tasks.start("recovery", upkeep.recover(self))
             else:
-                self.complete.set()
+                raise ConfigError(
+                    f"tier {self.name} keeps values that it cannot list: its limit would not hold"
+                )
         self.opened = True
         self.context.emit(TierOpened(tier=self.name, plugin=self.config.plugin))
 
@@ -193,6 +202,18 @@ class Tier:
             self.metrics.set("lmcache_tier_resident_bytes", 0, tier=self.name)
         self.context.emit(TierClosed(tier=self.name, quarantined=self.quarantine.nbytes))
         return self.quarantine.nbytes, trouble
+
+    async def prepare(self, arena: Arena, /) -> None:
+        """Let a backend that gains from it register resident memory that is new; refusal means staging."""
+        if not self.backend.capabilities.register:
+            return
+        for segment in arena.segments[self._registered :]:
+            self._registered += 1
+            region = Region(MemoryKind.HOST, 0, segment.address, segment.nbytes, segment.data)
+            try:
+                await self.call("register", self.backend.register(region), None, patience=PATIENCE)
+            except BackendError as error:
+                self.context.log.warning("tier %s uses staging: %s", self.name, error)
 
     # -- calls ---------------------------------------------------------------------------------------------
 

@@ -109,8 +109,6 @@ class Writer:
         return not self.lazy or self.eager or self._books.pressed()
 
     async def _run(self) -> None:
-        while not self.tier.opened:
-            await self.tier.context.clock.sleep(0.1)
         await self.tier.complete.wait()
         while True:
             while self._due():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from lmcache_core.spi import Unavailable
+import pytest
+
+from lmcache_core.spi import ConfigError, Unavailable
 from lmcache_core.storage import Reason
 from lmcache_core.testing.contexts import simulated_context
 from lmcache_core.testing.fakes import Flaky, Recording
@@ -241,3 +244,43 @@ def test_prefetching_stays_within_its_share():
         manager.release(loaded.leases)
 
     run(body, lambda: make_tier(seconds=0.01), prefetch=0.07, capacity=64 * 4096)
+
+
+def test_memory_is_registered_once_with_a_tier_that_gains_from_it():
+    context = simulated_context(tier="disk")
+    regions = []
+
+    class Registering(Recording):
+        async def open(self):
+            await super().open()
+            self.capabilities = replace(self.capabilities, register=True)
+
+        async def register(self, region, /):
+            regions.append(region)
+            return True
+
+    async def body(manager, tier):
+        await lowered(manager)
+        loaded = await manager.load(KEYS, "me")
+        manager.release(loaded.leases)
+        assert [region.nbytes for region in regions] == [manager.pool.capacity]
+        assert regions[0].pointer == manager.pool.arena.segments[0].address
+
+    backend = Registering(context, make_memory(context))
+    run(body, lambda: make_tier(backend=backend, context=context))
+
+
+def test_a_tier_that_keeps_values_it_cannot_list_is_refused():
+    context = simulated_context(tier="disk")
+
+    class Blind(Recording):
+        async def open(self):
+            await super().open()
+            self.capabilities = replace(self.capabilities, persistent=True, scan=False)
+
+    async def main():
+        tier = make_tier(backend=Blind(context, make_memory(context)), context=context)
+        with pytest.raises(ConfigError, match="cannot list"):
+            await make_manager([tier]).open()
+
+    run_simulated(main())
