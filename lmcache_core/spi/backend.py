@@ -223,8 +223,9 @@ class Stored:
 STORED = Stored(StoreStatus.STORED)
 PRESENT = Stored(StoreStatus.PRESENT)
 
-LoadDone = Callable[[int, Loaded], None]
-StoreDone = Callable[[int, Stored], None]
+LoadDone = Callable[[int, Loaded], None] | None
+StoreDone = Callable[[int, Stored], None] | None
+"""Who is told of each item of a batch (B16), if anybody is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +304,7 @@ class AbstractBackend(ABC):
 
     @abstractmethod
     async def load(
-        self,
-        batch: Sequence[Load],
-        /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
+        self, batch: Sequence[Load], /, *, done: LoadDone = None, deadline: float | None = None
     ) -> Sequence[Loaded]:
         """Copy values into the callers' buffers.
 
@@ -320,12 +316,7 @@ class AbstractBackend(ABC):
 
     @abstractmethod
     async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
+        self, batch: Sequence[Store], /, *, done: StoreDone = None, deadline: float | None = None
     ) -> Sequence[Stored]:
         """Keep values. A key that is there already is ``PRESENT`` and its bytes stay (write-once).
 

@@ -152,9 +152,7 @@ class ResidentPool(Protocol):
         """Make values invisible at once; their memory returns when the last lease ends. Counts what was there."""
         ...
 
-    def scan(
-        self, after: int, limit: int, /
-    ) -> tuple[Sequence[tuple[Key, int]], int | None]:
+    def scan(self, after: int, limit: int, /) -> tuple[Sequence[tuple[Key, int]], int | None]:
         """Keys and lengths of visible values from ``after`` on (0 first), and where to go on, or None."""
         ...
 

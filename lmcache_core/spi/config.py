@@ -7,6 +7,7 @@ the nearest valid one. Fields of these types accept the written forms below.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Self
 
@@ -21,6 +22,24 @@ _TIME_UNITS = {
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
+def _parse(
+    written: object, what: str, examples: str, units: Mapping[str, float], usual: str
+) -> float:
+    """A number or text as a number of base units; whole numbers stay exact."""
+    if isinstance(written, (int, float)) and not isinstance(written, bool) and written >= 0:
+        return written
+    match = _QUANTITY.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        raise ValueError(f"not a {what}: {written!r} (examples: {examples})")
+    number, unit = match.groups()
+    spelled = {name.lower(): name for name in units}
+    if unit.lower() not in spelled:
+        near = spelled[(get_close_matches(unit.lower(), spelled, 1) or [usual.lower()])[0]]
+        raise ValueError(f"unknown unit {unit!r} in {what} {written!r}; did you mean {near}?")
+    value = float(number) if "." in number else int(number)
+    return value * units[spelled[unit.lower()]]
+
+
 class ByteSize(int):
     """Bytes: ``20GB`` is 20 * 10**9, ``20GiB`` is 20 * 2**30, a plain number is bytes."""
 
@@ -31,18 +50,10 @@ class ByteSize(int):
         Raises:
             ValueError: not a size, negative, or an unknown unit (the message names the nearest one).
         """
-        if isinstance(written, int) and not isinstance(written, bool) and written >= 0:
-            return cls(written)
-        match = _QUANTITY.fullmatch(written) if isinstance(written, str) else None
-        if match is None:
+        value = _parse(written, "size", "20GB, 512MiB, 4096", _BYTE_UNITS, "GB")
+        if isinstance(written, float):
             raise ValueError(f"not a size: {written!r} (examples: 20GB, 512MiB, 4096)")
-        number, unit = match.groups()
-        factor = _BYTE_UNITS.get(unit.upper())
-        if factor is None:
-            near = get_close_matches(unit.upper(), _BYTE_UNITS, 1)
-            nearest = near[0].replace("IB", "iB") if near else "GB"
-            raise ValueError(f"unknown unit {unit!r} in size {written!r}; did you mean {nearest}?")
-        return cls(round(float(number) * factor) if "." in number else int(number) * factor)
+        return cls(round(value))
 
 
 class Duration(float):
@@ -55,19 +66,7 @@ class Duration(float):
         Raises:
             ValueError: not a duration, negative, or an unknown unit (the message names the nearest one).
         """
-        if isinstance(written, (int, float)) and not isinstance(written, bool) and written >= 0:
-            return cls(written)
-        match = _QUANTITY.fullmatch(written) if isinstance(written, str) else None
-        if match is None:
-            raise ValueError(f"not a duration: {written!r} (examples: 50ms, 2s, 1d)")
-        number, unit = match.groups()
-        factor = _TIME_UNITS.get(unit.lower())
-        if factor is None:
-            near = get_close_matches(unit.lower(), _TIME_UNITS, 1)
-            raise ValueError(
-                f"unknown unit {unit!r} in duration {written!r}; did you mean {near[0] if near else 's'}?"
-            )
-        return cls(float(number) * factor)
+        return cls(_parse(written, "duration", "50ms, 2s, 1d", _TIME_UNITS, "s"))
 
 
 class Secret(str):

@@ -8,23 +8,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from lmcache_core.spi.backend import (
-    AbstractBackend,
-    Load,
-    LoadDone,
-    Loaded,
-    Store,
-    Stored,
-    StoreDone,
-)
+from lmcache_core.spi.adapter import BackendAdapter, attempt
+from lmcache_core.spi.backend import Load, Loaded, Store, Stored
 from lmcache_core.spi.context import Context
-from lmcache_core.spi.errors import BackendError, Closed, Unavailable
+from lmcache_core.spi.errors import BackendError
 
 Handle = Any
-R = TypeVar("R", Loaded, Stored)
+R = TypeVar("R")
 
 
-class PolledBackend(AbstractBackend):
+class PolledBackend(BackendAdapter):
     """Base for post/check transports; subclasses write ``post_*``, ``check_*``, ``abort`` and the rest.
 
     ``post_load``/``post_store`` start a transfer without blocking and return a handle, or a finished result.
@@ -37,14 +30,8 @@ class PolledBackend(AbstractBackend):
     poll_max_s: ClassVar[float] = 0.002
 
     def __init__(self, config: Any, context: Context, /) -> None:
-        self.config = config
-        self.context = context
-        self._closed = False
-        self._released = False
-        self._closing = asyncio.Lock()
+        super().__init__(config, context)
         self._active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @abstractmethod
     def post_load(self, load: Load, /) -> Handle | Loaded: ...
@@ -64,76 +51,27 @@ class PolledBackend(AbstractBackend):
     async def close_transport(self) -> None:
         """Disconnect; called once, when nothing is in flight. Default: nothing to do."""
 
-    async def aclose(self) -> None:
-        self._closed = True
-        async with self._closing:  # a second caller waits until it really is closed
-            if self._released:
-                return
-            self._released = True
-            cancelled = False
-            while not self._idle.is_set():
-                try:
-                    await self._idle.wait()
-                except asyncio.CancelledError:
-                    cancelled = (
-                        True  # B10: nobody calls again, so leave only when everything is released
-                    )
-            await self.close_transport()
-            if cancelled:
-                raise asyncio.CancelledError
+    async def _release(self) -> None:
+        await self.close_transport()
 
-    async def load(
-        self,
-        batch: Sequence[Load],
-        /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        def post(load: Load) -> Any:
-            return self.screen_load(load) or self.post_load(load)
-
-        return await self._drive("load", post, self.check_load, batch, Loaded.failed, done)
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        def post(store: Store) -> Any:
-            return self.screen_store(store) or self.post_store(store)
-
-        return await self._drive("store", post, self.check_store, batch, Stored.failed, done)
-
-    def check_open(self, operation: str, batch: Sequence[Any] = (), /) -> None:
-        """Raise ``Closed`` after ``aclose``, ``Unsupported`` for more items than ``max_batch``."""
-        if self._closed:
-            raise Closed(f"{type(self).__name__} is closed", operation=operation)
-        self.screen_batch(operation, batch)
-
-    async def _drive(
+    async def _batch(
         self,
         operation: str,
-        post: Callable[[Any], Any],
-        check: Callable[[Handle], R | None],
         batch: Sequence[Any],
+        screen: Callable[[Any], R | None],
         failed: Callable[[BackendError], R],
         done: Callable[[int, R], None] | None,
+        /,
     ) -> Sequence[R]:
-        self.check_open(operation, batch)
-        results: list[R | None] = [None] * len(batch)
+        post, check = getattr(self, f"post_{operation}"), getattr(self, f"check_{operation}")
+        results: dict[int, R] = {}
         handles: dict[int, Handle] = {}
 
-        def attempt(step: Callable[[Any], Any], argument: Any) -> Any:
+        def step(function: Callable[[Any], Any], argument: Any) -> Any:
             try:
-                return step(argument)
+                return attempt(operation, function, argument)
             except BackendError as error:
                 return failed(error)
-            except OSError as error:
-                return failed(Unavailable(f"{operation} failed: {error}", operation=operation))
 
         def finish(index: int, result: R) -> None:
             results[index] = result
@@ -144,7 +82,7 @@ class PolledBackend(AbstractBackend):
         self._idle.clear()
         try:
             for index, item in enumerate(batch):
-                outcome = attempt(post, item)
+                outcome = screen(item) or step(post, item)
                 if isinstance(outcome, (Loaded, Stored)):
                     finish(index, outcome)  # type: ignore[arg-type]  # the verb decides which of the two
                 else:
@@ -152,7 +90,7 @@ class PolledBackend(AbstractBackend):
             pause = self.poll_s
             while handles:
                 for index, handle in list(handles.items()):
-                    outcome = attempt(check, handle)
+                    outcome = step(check, handle)
                     if outcome is not None:
                         del handles[index]
                         finish(index, outcome)
@@ -165,7 +103,7 @@ class PolledBackend(AbstractBackend):
             self._active -= 1
             if not self._active:
                 self._idle.set()
-        return [result for result in results if result is not None]
+        return [results[index] for index in range(len(batch))]
 
     async def _drain(self, handles: list[Handle], check: Callable[[Handle], Any]) -> None:
         """B5: whatever ended the await, the transport may still write into borrowed memory; wait until not."""

@@ -47,22 +47,12 @@ class Wrapper(AbstractBackend):
         return await self.inner.lookup(keys, deadline=deadline)
 
     async def load(
-        self,
-        batch: Sequence[Load],
-        /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
+        self, batch: Sequence[Load], /, *, done: LoadDone = None, deadline: float | None = None
     ) -> Sequence[Loaded]:
         return await self.inner.load(batch, done=done, deadline=deadline)
 
     async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
+        self, batch: Sequence[Store], /, *, done: StoreDone = None, deadline: float | None = None
     ) -> Sequence[Stored]:
         return await self.inner.store(batch, done=done, deadline=deadline)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 FROZEN = (
     "api",
+    "adapter",
     "backend",
     "blocking",
     "buffers",

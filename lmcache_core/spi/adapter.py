@@ -1,0 +1,100 @@
+"""What the adapters for other ways to program a client share: screening of items, and closing once."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from lmcache_core.spi.backend import (
+    AbstractBackend,
+    Load,
+    LoadDone,
+    Loaded,
+    Store,
+    Stored,
+    StoreDone,
+)  # fmt: skip
+from lmcache_core.spi.context import Context
+from lmcache_core.spi.errors import BackendError, Closed, Unavailable
+
+R = TypeVar("R")
+
+
+class BackendAdapter(AbstractBackend):
+    """Base of ``BlockingBackend`` and ``PolledBackend``; not for plugins."""
+
+    def __init__(self, config: Any, context: Context, /) -> None:
+        self.config = config
+        self.context = context
+        self._closed = False
+        self._released = False
+        self._closing = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @abstractmethod
+    async def _batch(
+        self,
+        operation: str,
+        batch: Sequence[Any],
+        screen: Callable[[Any], R | None],
+        failed: Callable[[BackendError], R],
+        done: Callable[[int, R], None] | None,
+        /,
+    ) -> Sequence[R]:
+        """Run every item that ``screen`` does not answer; memory is quiescent at the end (B5)."""
+
+    @abstractmethod
+    async def _release(self) -> None:
+        """Disconnect; nothing runs any more."""
+
+    def _interrupt(self) -> None:
+        """Make what is running end soon. Default: it ends by itself."""
+
+    async def load(
+        self, batch: Sequence[Load], /, *, done: LoadDone = None, deadline: float | None = None
+    ) -> Sequence[Loaded]:
+        self.check_open("load", batch)
+        return await self._batch("load", batch, self.screen_load, Loaded.failed, done)
+
+    async def store(
+        self, batch: Sequence[Store], /, *, done: StoreDone = None, deadline: float | None = None
+    ) -> Sequence[Stored]:
+        self.check_open("store", batch)
+        return await self._batch("store", batch, self.screen_store, Stored.failed, done)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        async with self._closing:  # a second caller waits until it really is closed
+            if self._released:
+                return
+            self._released = True
+            cancelled = False
+            while not self._idle.is_set():
+                try:
+                    await self._idle.wait()
+                except asyncio.CancelledError:
+                    # B10: nobody calls again, so leave only when everything is released.
+                    cancelled = True
+                    self._interrupt()
+            await self._release()
+            if cancelled:
+                raise asyncio.CancelledError
+
+    def check_open(self, operation: str, batch: Sequence[Any] = (), /) -> None:
+        """Raise ``Closed`` after ``aclose``, ``Unsupported`` for more items than ``max_batch``."""
+        if self._closed:
+            raise Closed(f"{type(self).__name__} is closed", operation=operation)
+        self.screen_batch(operation, batch)
+
+
+def attempt(operation: str, function: Callable[..., R], /, *args: Any) -> R:
+    """Call code of a plugin; an ``OSError`` becomes ``Unavailable``."""
+    try:
+        return function(*args)
+    except BackendError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"{operation} failed: {error}", operation=operation) from error
