@@ -163,11 +163,7 @@ class SyncManager:
         except concurrent.futures.TimeoutError:
             if late is None or future.done():
                 raise
-        except concurrent.futures.CancelledError:
-            if late is None or not self._stopped:
-                raise
-            return late
-        except Closed:
+        except (concurrent.futures.CancelledError, Closed):
             if late is None:
                 raise
             return late
