@@ -1,12 +1,13 @@
 """Third part of the storage manager: what operators ask for. Serving goes on meanwhile.
 
-Values are invisible everywhere before the first deletion begins; then all tiers remove at once. When one of
+Values are invisible before their deletion begins; then all tiers remove at once. When one of
 them cannot, or not in time, the others are finished first and its ``BackendError`` is raised then: until the
 verb is repeated with success, that tier may still have some of the values.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -71,20 +72,29 @@ class Administration(Serving):
         self._open()
         count = 0
         if tier in (None, self.context.tier):
-            keys = [key for key in self._resident_keys() if wanted(key)]
-            self.writing.forget(keys)
             self.loader.doom([key for key in self.loader.flights if wanted(key)])
-            count += self.pool.drop(keys)
+            after: int | None = 0
+            while after is not None:
+                page, after = self.pool.scan(after, PAGE)
+                keys = [key for key, _ in page if wanted(key)]
+                self.writing.forget(keys)
+                count += self.pool.drop(keys)
+                await asyncio.sleep(0)  # a long list must not hold up the loop
         work: builtins.list[Work] = []
         for each in self._named(tier):
             each.storing.update((key, True) for key in each.storing if wanted(key))
-            if each.holdings is not None and each.complete.is_set():
-                index = each.holdings.index
-                found = [key for key in map(index.key, index.slots()) if wanted(key)]
-                upkeep.hide(each, found, "deleted")
-                work.append((each, _remove(each, found, found, deadline)))
-            else:
+            if each.holdings is None or not each.complete.is_set():
                 work.append((each, _search(each, deadline, wanted=wanted)))
+                continue
+            slots, then = each.holdings.index.page(0, PAGE)
+            while slots:
+                found = [key for key in map(each.holdings.index.key, slots) if wanted(key)]
+                count += len(upkeep.hide(each, found, "deleted"))
+                await asyncio.sleep(0)
+                slots, then = (
+                    each.holdings.index.page(then, PAGE) if then is not None else ([], None)
+                )
+            work.append((each, _swept(each, deadline)))
         return count + await _all(work, deadline)
 
     async def invalidate(self, tag: str, /, *, deadline: float | None = None) -> int:
@@ -231,12 +241,6 @@ class Administration(Serving):
             there, _ = await self.tier(name).find(keys, deadline)
         return [key for key, each in zip(keys, there, strict=True) if each is not None]
 
-    def _resident_keys(self) -> Iterator[Key]:
-        after: int | None = 0
-        while after is not None:
-            values, after = self.pool.scan(after, PAGE)
-            yield from (key for key, _ in values)
-
     async def _admit(self, tier: Tier) -> None:
         tier.metrics = self.metrics
         tier.gate = Gate(self.prefill, self.context.random, enabled=self.config.manager.cost_gate)
@@ -250,13 +254,17 @@ async def _remove(
 ) -> int:
     """Delete what was hidden; where nobody knows yet what is there, everything asked for."""
     if tier.holdings is not None and tier.complete.is_set():
-        if hidden:
-            await upkeep.sweep(tier, deadline)  # what is left is invisible and tried again
-        return len(hidden)
+        return len(hidden) + await _swept(tier, deadline)
     count = await upkeep.remove(tier, keys, deadline) if keys else 0
     if count is None:
         raise Unavailable(f"tier {tier.name} may still have {len(keys)} values to be deleted")
     return count
+
+
+async def _swept(tier: Tier, deadline: float | None) -> int:
+    """Remove what was hidden and counted; what is left then is invisible and tried again."""
+    await upkeep.sweep(tier, deadline)
+    return 0
 
 
 async def _search(

@@ -11,7 +11,7 @@ from typing import Any
 from lmcache_core.clock import SystemClock
 from lmcache_core.config import Config, Share, TierConfig
 from lmcache_core.files import OsFiles
-from lmcache_core.memory.arena import Arena
+from lmcache_core.memory.arena import Access, Arena
 from lmcache_core.memory.pool import Pool
 from lmcache_core.observers import Metrics
 from lmcache_core.registry import Registry
@@ -85,17 +85,23 @@ async def build(
     *,
     metrics: Metrics | None = None,
     context: Callable[[str], Context] = default_context,
+    access: Access = Access.OWNER,
+    overcommit: bool = False,
 ) -> StorageManager:
     """Load the plugins, make the tiers and open them, in the running loop.
 
     Args:
         context: makes the world of a tier; what it emits is counted and passed on.
+        access: which other processes may write into resident memory.
+        overcommit: allow more of it than the machine has.
 
     Raises:
         ConfigError: a tier cannot work as configured.
         PluginError: a plugin cannot be used.
     """
-    return await Builder(config, registry, metrics or Metrics(), context).build()
+    builder = Builder(config, registry, metrics or Metrics(), context)
+    builder.access, builder.overcommit = access, overcommit
+    return await builder.build()
 
 
 class Builder:
@@ -112,6 +118,8 @@ class Builder:
         self.config = config
         self.registry = registry
         self.metrics = metrics
+        self.access = Access.OWNER
+        self.overcommit = False
         self._context = context
         self._manager: StorageManager | None = None
 
@@ -254,7 +262,7 @@ class Builder:
                 self._manager.evicted(keys, nbytes)
 
         return Pool(
-            Arena(size, options, log=context.log),
+            Arena(size, options, access=self.access, overcommit=self.overcommit, log=context.log),
             self.policy(config, size),
             staging=int(size * shares.staging),
             quotas=quotas,

@@ -14,6 +14,9 @@ from types import MappingProxyType
 from lmcache_core.memory.index import NEVER, Index
 from lmcache_core.spi import EvictionPolicy, Key
 
+SEARCH = 1 << 16
+"""Values an eviction looks past before it gives up, so that one call stays bounded."""
+
 
 class Holdings:
     """Index, policy and limit of one local tier.
@@ -233,16 +236,17 @@ class Holdings:
         """Add victims until ``over`` bytes are found; those of one tenant only when it is given."""
         flags, index = self.index.flags, self.index
 
+        skipped = 0
+
         def busy(slot: int) -> bool:
-            return (
-                flags[slot] > 0
-                or slot in taken
-                or (tenant is not None and index.tenant_name(slot) != tenant)
-            )
+            nonlocal skipped
+            skipped += 1
+            unwanted = tenant is not None and index.tenant_name(slot) != tenant
+            return skipped <= SEARCH and (flags[slot] > 0 or slot in taken or unwanted)
 
         while over > 0:
             slot = self.policy.victim(busy)
-            if slot is None:
+            if slot is None or skipped > SEARCH:
                 return False
             chosen.append(slot)
             taken.add(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core.memory.index import NEVER
@@ -70,7 +71,8 @@ async def sweep(tier: Tier, deadline: float | None, /) -> bool:
             ):
                 tier.bad.pop(key, None)
         return not tier.bad
-    while batch := [key for key in tier.holdings.leaving if key not in tier.deleting][:SWEEP]:
+    leaving, deleting = tier.holdings.leaving, tier.deleting
+    while batch := list(islice((key for key in leaving if key not in deleting), SWEEP)):
         if await remove(tier, batch, deadline) is None:
             break
     return not tier.holdings.leaving
