@@ -1,0 +1,318 @@
+"""The cache behind a socket: ``engine.CacheClient`` for engines whose daemon may come and go.
+
+Every call is a blocking exchange of the calling thread on a connection of its own; it comes back by its deadline
+and raises nothing: a daemon that is absent, slow or restarting answers with misses and refusals, at once. One
+helper thread, which no call waits for, connects again and tells the daemon what has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from lmcache_core.spi import Key, Lease, Refusal, Reservation
+from lmcache_core.spi.errors import BackendError
+from lmcache_core.storage.results import Flushed, Loaded, Lookup, Place, Reason, Shutdown
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import to_extents, to_runs
+from lmcache_core.wire.connection import Connections
+from lmcache_core.wire.grants import IDENTITY, Home, RemoteLease, RemoteLeases, RemoteReservation
+from lmcache_core.wire.link import Link
+from lmcache_core.wire.records import MOST_KEYS
+
+T = TypeVar("T", bound=records.Message)
+_REASONS = {reason.value: reason for reason in Reason}
+_REFUSALS = {refusal.value: refusal for refusal in Refusal}
+_SLACK = 0.9
+"""Share of a call's time that the daemon is given."""
+
+
+class DaemonClient(Connections):
+    """See the module, and ``Connections`` for its arguments.
+
+    Values are read and written in the daemon's own memory where its socket can pass that; otherwise they
+    travel over the connection, and leases are copies.
+    """
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def lookup(
+        self, keys: Sequence[Key], /, *, deadline: float | None = None, tokens: int = 0
+    ) -> Lookup:
+        nothing = Lookup((None,) * len(keys), ("daemon",))
+        if not keys or len(keys) > MOST_KEYS:
+            return nothing
+        runs, until = to_runs(keys), self._until(deadline)
+        with suppress(BackendError):
+            found = self.ask(
+                replies.Found,
+                lambda id: records.Find(id, runs, self._left(until), tokens),
+                until,
+            )
+            pairs = zip(found.where, found.nbytes, strict=True)
+            places = [Place(found.tiers[at], n) if at >= 0 else None for at, n in pairs]
+            if len(places) == len(keys):
+                return Lookup(tuple(places), tuple(found.unanswered))
+        return nothing
+
+    def load(
+        self,
+        keys: Sequence[Key],
+        owner: object,
+        /,
+        *,
+        deadline: float | None = None,
+        tokens: int = 0,
+        tenant: str = "",
+    ) -> Loaded:
+        if not keys:
+            return Loaded((), Reason.COMPLETE)
+        if len(keys) > MOST_KEYS:
+            return Loaded((), Reason.FULL)
+        runs, until = to_runs(keys), self._until(deadline)
+        with suppress(BackendError), self.link(until) as (link, home):
+            reply = self.exchange(
+                link, home, replies.Granted,
+                lambda id: records.Load(
+                    id, runs, self._left(until), tokens, tenant, not link.local
+                ),
+                until,
+            )  # fmt: skip
+            return self._granted(link, home, keys, reply, until)
+        return Loaded((), self.trouble)
+
+    def reserve(
+        self,
+        wants: Sequence[tuple[Key, int]],
+        owner: object,
+        /,
+        *,
+        tenant: str = "",
+        cost: float = 1.0,
+        tags: Sequence[str] = (),
+        engine: str = "",
+        deadline: float | None = None,
+    ) -> Sequence[Reservation | Refusal]:
+        """See ``CacheClient``; ranks of one ``engine`` fill a chunk together (``commit_parts``)."""
+        if not wants or len(wants) > MOST_KEYS:
+            return [Refusal.UNWANTED] * len(wants)
+        keys, until = [key for key, _ in wants], self._until(deadline)
+        sizes = b"".join(nbytes.to_bytes(8, "little") for _, nbytes in wants)
+        with suppress(BackendError), self.link(until) as (link, home):
+            reply = self.exchange(
+                link, home, replies.Reserved,
+                lambda id: records.Reserve(
+                    id, to_runs(keys), sizes, tenant, cost, list(tags), engine
+                ),
+                until,
+            )  # fmt: skip
+            return self._reserved(link, home, wants, reply, until)
+        return [Refusal.UNWANTED] * len(wants)
+
+    def commit_batch(
+        self,
+        reservations: Sequence[Reservation],
+        identities: Sequence[bytes],
+        /,
+        *,
+        ttl: float | None = None,
+        deadline: float | None = None,
+    ) -> Sequence[bool]:
+        return self._commit(reservations, identities, ttl, deadline, parts=False)
+
+    def commit_parts(
+        self,
+        reservations: Sequence[Reservation],
+        digests: Sequence[bytes],
+        /,
+        *,
+        ttl: float | None = None,
+        deadline: float | None = None,
+    ) -> Sequence[bool]:
+        """This rank has filled its segments; ``digests`` holds theirs, 16 bytes each, per reservation.
+
+        A value becomes visible when the last segment is filled. False: another rank has aborted it.
+        """
+        return self._commit(reservations, digests, ttl, deadline, parts=True)
+
+    def abort(self, reservation: Reservation, /) -> None:
+        assert isinstance(reservation, RemoteReservation)
+        reservation.end(abort=True)
+        self.nudge()
+
+    def release(self, leases: Sequence[Lease | None], /) -> None:
+        if isinstance(leases, RemoteLeases):
+            leases.end()
+        else:
+            parts: dict[int, tuple[RemoteLeases, list[int]]] = {}
+            for lease in leases:
+                if isinstance(lease, RemoteLease):
+                    parts.setdefault(id(lease.batch), (lease.batch, []))[1].append(lease.position)
+            for batch, positions in parts.values():
+                batch.end(positions)
+        self.nudge()
+
+    def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
+        until = self._until(deadline)
+        with suppress(BackendError):
+            return self.ask(
+                replies.Count,
+                lambda id: records.Delete(id, to_runs(keys), self._left(until)),
+                until,
+            ).count
+        return 0
+
+    def report_prefill(self, tokens: int, seconds: float, /) -> None:
+        self.post(records.Prefill(tokens, seconds))
+
+    # -- what operators and ``Cache`` ask for ---------------------------------------------------------------
+
+    def invalidate(self, tag: str, /, *, deadline: float | None = None) -> int:
+        """Delete everything stored under a tag; counts the copies there were.
+
+        Raises:
+            BackendError: the daemon is gone or did not answer in time.
+        """
+        until = self._until(deadline)
+        return self.ask(
+            replies.Count, lambda id: records.Clear(id, self._left(until), tag=tag), until
+        ).count
+
+    def flush(self, *, deadline: float | None = None) -> Flushed:
+        """Have everything written that is only in memory; tells what is left.
+
+        Raises:
+            BackendError: as ``invalidate``.
+        """
+        until = self._until(deadline)
+        left = self.ask(replies.Count, lambda id: records.Flush(id, self._left(until)), until)
+        return Flushed(left.count, left.nbytes)
+
+    def usage(self) -> Sequence[tuple[str, int, int]]:
+        """(tier, bytes, chunks) in lookup order; nothing when the daemon is gone."""
+        with suppress(BackendError):
+            samples = self.ask(replies.Metered, records.Stats, self._until(None)).samples
+            tiers: dict[str, list[int]] = {}
+            for sample in samples:
+                at = ("lmcache_tier_resident_bytes", "lmcache_tier_chunks").index(sample.name) if (
+                    sample.name in ("lmcache_tier_resident_bytes", "lmcache_tier_chunks")
+                ) else -1  # fmt: skip
+                if at >= 0:
+                    tiers.setdefault(dict(sample.labels)["tier"], [0, 0])[at] = int(sample.value)
+            return [(name, *counts) for name, counts in tiers.items()]  # type: ignore[misc]
+        return []
+
+    def ask(
+        self, kind: type[T], make: Callable[[int], records.Message], until: float | None = None
+    ) -> T:
+        """One exchange of any kind of request.
+
+        Args:
+            until: monotonic time; None for the client's own timeout.
+
+        Raises:
+            Unavailable, DeadlineExceeded: no answer.
+            ConfigError, BackendError: the daemon refused.
+        """
+        until = self._until(None) if until is None else until
+        with self.link(until) as (link, home):
+            return self.exchange(link, home, kind, make, until)
+
+    def close(self, *, deadline: float | None = None) -> Shutdown:
+        """Part from the daemon; what was leased stays readable. Idempotent."""
+        self.shut()
+        return Shutdown()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _granted(
+        self, link: Link, home: Home, keys: Sequence[Key], reply: replies.Granted, until: float
+    ) -> Loaded:
+        count = len(reply.identities) // IDENTITY
+        if len(reply.extents) != 32 * count or count > len(keys):
+            raise self.nonsense(link, "leases that were not asked for")
+        values = None
+        if not link.local:
+            values = [memoryview(bytearray(e.nbytes)) for e in to_extents(reply.extents)]
+            for value in values:
+                link.read_into(value, until)
+        elif not home.knows(reply.extents):
+            self.fetch(link, home, until)
+            if not home.knows(reply.extents):
+                raise self.nonsense(link, "a segment that it does not hand out")
+        leases = RemoteLeases(home, reply.grant, keys, reply.extents, reply.identities, values)
+        return Loaded(leases, _REASONS.get(reply.reason, Reason.FAILED))
+
+    def _reserved(
+        self,
+        link: Link,
+        home: Home,
+        wants: Sequence[tuple[Key, int]],
+        reply: replies.Reserved,
+        until: float,
+    ) -> Sequence[Reservation | Refusal]:
+        extents = iter(to_extents(reply.extents))
+        local = not (link.local and home.writable)
+        if not local and not home.knows(reply.extents):
+            self.fetch(link, home, until)
+        if len(reply.grants) != len(wants):
+            raise self.nonsense(link, "another number of reservations")
+        answers: list[Reservation | Refusal] = []
+        refusals = iter(reply.refusals)
+        for (key, nbytes), grant in zip(wants, reply.grants, strict=True):
+            if not grant:
+                answers.append(_REFUSALS.get(next(refusals, ""), Refusal.UNWANTED))
+                continue
+            extent = next(extents)
+            if extent.nbytes != nbytes:
+                raise self.nonsense(link, "a reservation of another size")
+            answers.append(RemoteReservation(home, grant, key, extent, local=local))
+        return answers
+
+    def _commit(
+        self,
+        reservations: Sequence[Reservation],
+        identities: Sequence[bytes],
+        ttl: float | None,
+        deadline: float | None,
+        *,
+        parts: bool,
+    ) -> list[bool]:
+        good = [False] * len(reservations)
+        open_: list[tuple[int, RemoteReservation]] = []
+        for at, each in enumerate(reservations):
+            assert isinstance(each, RemoteReservation)
+            if each.home is self.home and each.grant in each.home.held:
+                open_.append((at, each))
+        if not open_:
+            return good
+        until = self._until(deadline)
+        grants = [each.grant for _, each in open_]
+        packed = b"".join(identities[at] for at, _ in open_)
+        values = [each.local for _, each in open_ if each.local is not None]
+        nbytes = sum(value.nbytes for value in values)
+
+        def make(id: int) -> records.Message:
+            if parts:
+                return records.Part(id, grants, packed, ttl)
+            return records.Commit(id, grants, packed, ttl, nbytes)
+
+        try:
+            with self.link(until) as (link, home):
+                if home is not open_[0][1].home:
+                    return good
+                reply = self.exchange(
+                    link, home, replies.Committed, make, until, after=() if parts else values
+                )
+                for (at, _), done in zip(open_, reply.good, strict=False):
+                    good[at] = done
+        except BackendError:
+            pass  # whether it is visible nobody knows; the memory is the daemon's either way
+        for _, each in open_:
+            each.end(abort=False)
+        return good
+
+    def _left(self, until: float) -> float:
+        """Seconds the daemon may take."""
+        return max(0.0, until - self.now()) * _SLACK

@@ -1,0 +1,507 @@
+"""Connections of one client to one daemon: made when needed, kept, and made again after a loss."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from lmcache_core import ops
+from lmcache_core.identity import probe_digest
+from lmcache_core.spi.buffers import Extent
+from lmcache_core.spi.errors import (
+    BackendError,
+    ConfigError,
+    DeadlineExceeded,
+    Unavailable,
+)
+from lmcache_core.storage.results import Reason
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.address import Address, parse
+from lmcache_core.wire.codec import Notice, Reply, frame
+from lmcache_core.wire.grants import Home
+from lmcache_core.wire.link import Link
+
+T = TypeVar("T", bound=records.Message)
+_TICK = 0.05
+_IDLE_TICK = 0.5
+_RETRY = (0.05, 1.0)
+"""First and longest pause between two tries to connect, before jitter."""
+_SLICE = 32 << 20
+
+
+class Connections:
+    """Args:
+        address: as users write it: ``HOST:PORT``, ``unix:///PATH``.
+        token: for TCP; without one only a daemon on this node is reached, over its unix socket.
+        timeout: seconds a call without a deadline may take.
+        name: of this client, for people.
+        transfer: ``auto``, ``shm`` (never stream) or ``tcp`` (never map).
+
+    Attributes:
+        home: the daemon we talk to, None while there is none.
+        trouble: why the last call had no answer.
+
+    Raises:
+        ConfigError: not an address.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        /,
+        *,
+        token: str = "",
+        timeout: float = 1.0,
+        name: str = "",
+        transfer: str = "auto",
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.address = parse(address)
+        self.timeout = timeout
+        self.now: Callable[[], float] = time.monotonic
+        self.home: Home | None = None
+        self.trouble = Reason.CLOSED
+        self.welcome: replies.Welcome | None = None
+        self.revive: Callable[[], None] = lambda: None
+        self._token = token.encode()
+        self._name = name or f"pid {os.getpid()}"
+        self._transfer = transfer
+        self._log = log or logging.getLogger("lmcache.daemon")
+        self._jobs: dict[int, Callable[[replies.Ready], None]] = {}
+        self._said = ""
+        self._closed = False
+        self._reset()
+        _forget_after_fork(self)
+        self.connect()
+        self._start()
+
+    def _reset(self) -> None:
+        """Begin without any connection (first, and in the child of a fork)."""
+        self.home = None
+        self._previous: Home | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._connecting = threading.Lock()
+        self._wake = threading.Event()
+        self._idle: list[Link] = []
+        self._busy = 0
+        self._posts: list[records.Record] = []
+        self._quiet_until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def abandon(self) -> None:
+        """Forget the parent's connections in the child of a fork; its memory is not mapped here."""
+        links = self._idle
+        self._reset()
+        for link in links:
+            link.close()
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def link(self, until: float) -> Iterator[tuple[Link, Home]]:
+        """A connection for one exchange.
+
+        Raises:
+            Unavailable: there is no daemon just now; costs nothing.
+        """
+        if self._thread is None:
+            self._start()
+        begun = self.now()
+        with self._lock:
+            home = self.home
+            link = self._idle.pop() if self._idle else None
+            if home is not None:
+                self._busy += 1
+        if home is None or self.now() < self._quiet_until:
+            if home is not None:
+                with self._lock:
+                    self._busy -= 1
+                    if link is not None:
+                        self._idle.append(link)
+            self.trouble = Reason.CLOSED if home is None else Reason.DEADLINE
+            raise Unavailable(f"no daemon at {self.address}")
+        try:
+            if link is None:
+                link = self._join(home, until)
+            yield link, home
+            self._quiet_until = 0.0
+        except DeadlineExceeded:
+            # Whoever is slow now would cost the next call its deadline too.
+            waited = max(0.0, self.now() - begun)
+            self._quiet_until = self.now() + waited * random.uniform(0.5, 1.0)
+            self.trouble = Reason.DEADLINE
+            raise
+        except Unavailable:
+            self.trouble = Reason.CLOSED
+            self._lost(home)
+            raise
+        finally:
+            with self._lock:
+                self._busy -= 1
+                if link is not None and not link.failed and home is self.home:
+                    self._idle.append(link)
+                elif link is not None:
+                    link.close()
+
+    def exchange(
+        self,
+        link: Link,
+        home: Home,
+        kind: type[T],
+        make: Callable[[int], records.Message],
+        until: float,
+        *,
+        after: Sequence[memoryview] = (),
+        received: list[int] | None = None,
+    ) -> T:
+        """Send a request, with what has ended in front of it, and take its reply."""
+        said = self._endings(home)
+        try:
+            before = [frame(record) for record in said]
+            reply = link.call(make, until, before=before, after=after, received=received)
+            self._note(home, reply)
+        except BackendError:
+            self._unsaid(home, said)
+            raise
+        if isinstance(reply, replies.Failed):
+            raise _refused(reply)
+        if not isinstance(reply, kind):
+            raise self.nonsense(link, f"{type(reply).__name__} instead of {kind.__name__}")
+        return reply
+
+    def fetch(self, link: Link, home: Home, until: float) -> None:
+        """Map the segments that have come since."""
+        received: list[int] = []
+        reply = self.exchange(
+            link, home, replies.Mapped, records.Segments, until, received=received
+        )
+        self._map(link, home, reply.segments, received)
+
+    def nonsense(self, link: Link, what: str) -> Unavailable:
+        """An answer that breaks the protocol ends the connection."""
+        link.close()
+        return Unavailable(f"the daemon at {self.address} sent {what}")
+
+    def post(self, record: records.Record, /) -> None:
+        """Send a one-way record some time soon."""
+        with self._lock:
+            if self.home is not None and len(self._posts) < 1000:
+                self._posts.append(record)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """What has ended goes out with the next request, or with the helper thread's next turn."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def on_ready(self, job: int, call: Callable[[replies.Ready], None], /) -> None:
+        """Call (once) when the prefetch of this number has ended."""
+        self._jobs[job] = call
+
+    def _until(self, deadline: float | None) -> float:
+        return self.now() + self.timeout if deadline is None else deadline
+
+    def _endings(self, home: Home) -> list[records.Record]:
+        said: list[records.Record] = []
+        if self._posts:
+            with self._lock:
+                said, self._posts = self._posts, []
+        if home.ended or home.ended_parts or home.aborted:
+            with home.lock:
+                ended, home.ended = home.ended, []
+                parts, home.ended_parts = home.ended_parts, {}
+                aborted, home.aborted = home.aborted, []
+            if ended or parts:
+                said.append(records.Release(ended, [*parts.items()]))
+            if aborted:
+                said.append(records.Abort(aborted))
+        return said
+
+    def _unsaid(self, home: Home, said: Sequence[records.Record]) -> None:
+        """Endings may not have arrived; saying them twice is harmless."""
+        with home.lock:
+            for record in said:
+                if isinstance(record, records.Release):
+                    home.ended += record.grants
+                    for grant, positions in record.parts:
+                        home.ended_parts.setdefault(grant, []).extend(positions)
+                elif isinstance(record, records.Abort):
+                    home.aborted += record.grants
+
+    def _note(self, home: Home, reply: Reply) -> None:
+        """Grants count as held from the moment they are read off the socket."""
+        if isinstance(reply, replies.Granted) and reply.grant:
+            with home.lock:
+                home.held.add(reply.grant)
+        elif isinstance(reply, replies.Reserved):
+            with home.lock:
+                home.held.update(grant for grant in reply.grants if grant)
+
+    # -- connecting ----------------------------------------------------------------------------------------
+
+    def connect(self) -> bool:
+        """Try once to reach the daemon; True when it is there."""
+        with self._connecting:
+            if self.home is not None or self._closed:
+                return self.home is not None
+            try:
+                self._join(None, self.now() + max(self.timeout, 0.25))
+            except (BackendError, ConfigError, OSError, ValueError) as error:
+                self._say(str(error), logging.WARNING)
+                return False
+            return True
+
+    def _join(self, home: Home | None, until: float) -> Link:
+        """Open a connection: into the session of ``home``, or the first one."""
+        joining = home or self._previous
+        link, welcome, received = self._greet(self.address, joining, until)
+        if not link.local and welcome.path and self._transfer != "tcp":
+            try:
+                local = Address(path=welcome.path)
+                found, second, received = self._greet(local, joining, until)
+                if second.boot != welcome.boot:
+                    found.close()
+                    raise Unavailable(f"another daemon sits at {local}")
+                link.close()
+                link, welcome = found, second
+            except BackendError as error:
+                if not self._token or self._transfer == "shm":
+                    link.close()
+                    raise Unavailable(
+                        f"{error}; a client that cannot reach the daemon's own socket needs its token"
+                    ) from error
+        if not link.local:
+            self._authenticate(link, welcome, until)
+        if home is not None and welcome.boot != home.boot:
+            link.close()
+            self._lost(home)
+            raise Unavailable(f"the daemon at {self.address} has restarted")
+        if home is None:
+            old = self._previous
+            if old is not None and (old.boot, old.session) == (welcome.boot, welcome.session):
+                home = old  # the connection was lost, the daemon was not
+            else:
+                home = Home(welcome.boot, welcome.session, writable=welcome.writable)
+            if link.local:
+                self._map(link, home, welcome.segments, received)
+            with self._lock:
+                self.home, self.welcome = home, welcome
+                self._idle.append(link)
+            self._say(
+                f"daemon {welcome.release} at {self.address} (pid {welcome.pid})", logging.INFO
+            )
+            self.nudge()
+        else:
+            for descriptor in received:
+                os.close(descriptor)
+        return link
+
+    def _greet(
+        self, address: Address, home: Home | None, until: float
+    ) -> tuple[Link, replies.Welcome, list[int]]:
+        link = Link(
+            address, timeout=max(0.001, until - self.now()), notify=self._notice, late=self._drop
+        )
+        received: list[int] = []
+        descriptors = [os.pidfd_open(os.getpid())] if link.local else []
+        session, held = b"", None
+        if home is not None:
+            session = home.session
+            with self._lock:
+                if self.home is None and not self._busy:  # no reply is under way to anybody
+                    held = sorted(home.held)
+        try:
+            reply = link.call(
+                lambda id: records.Hello(
+                    id, records.VERSION, probe_digest(), os.getpid(),
+                    list(records.CAPABILITIES), session, held, self._name,
+                ),
+                until, descriptors=descriptors, received=received if link.local else None,
+            )  # fmt: skip
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if isinstance(reply, replies.Failed):
+            link.close()
+            raise _refused(reply)
+        if not isinstance(reply, replies.Welcome) or reply.version != records.VERSION:
+            raise self.nonsense(link, "no welcome of this version of the protocol")
+        if reply.probe != probe_digest():
+            raise self.nonsense(link, "keys made by other rules; both sides need one release")
+        return link, reply, received
+
+    def _authenticate(self, link: Link, welcome: replies.Welcome, until: float) -> None:
+        if not welcome.challenge or not self._token:
+            link.close()
+            raise Unavailable(f"the daemon at {self.address} serves only clients with its token")
+        mac = hmac.digest(self._token, welcome.challenge + welcome.boot, "sha256")
+        reply = link.call(lambda id: records.Auth(id, mac), until)
+        if isinstance(reply, replies.Failed):
+            link.close()
+            raise _refused(reply)
+
+    def _map(
+        self, link: Link, home: Home, segments: Sequence[tuple[int, int, int]], received: list[int]
+    ) -> None:
+        try:
+            home.map(segments, received)
+        except (ValueError, OSError) as error:
+            raise self.nonsense(link, f"memory that is none: {error}") from error
+
+    def _lost(self, home: Home) -> None:
+        with self._lock:
+            if self.home is home:
+                self.home, self._previous = None, home
+                idle, self._idle = self._idle, []
+                for link in idle:
+                    link.close()
+        self.nudge()
+
+    def shut(self) -> None:
+        """Say what has ended and close every connection."""
+        home = self.home
+        if home is not None and not self._closed:
+            with suppress(BackendError):
+                self._flush(home)
+        self._closed = True
+        if home is not None:
+            self._lost(home)
+        self.nudge()
+
+    # -- the helper thread ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._connecting:
+            if self._thread is None and not self._closed:
+                # Daemonic: nothing waits for it, and it must not keep the process.
+                self._thread = threading.Thread(
+                    target=_help, args=(weakref.ref(self),), name="lmcache-daemon-client",
+                    daemon=True,
+                )  # fmt: skip
+                self._thread.start()
+
+    def help(self, pause: float) -> float:
+        """One turn of the helper thread; returns how long to pause before the next."""
+        home = self.home
+        if home is None:
+            self.revive()
+            if self.connect():
+                return _TICK
+            return min(_RETRY[1], pause * 2) * random.uniform(0.7, 1.3)
+        with suppress(BackendError):
+            self._flush(home)
+            self._populate(home)
+        with self._lock:
+            links, self._idle = self._idle, []
+        for link in links:
+            link.poll()
+        with self._lock:
+            alive = [link for link in links if not link.failed]
+            self._idle += alive
+        if links and not alive:
+            self._lost(home)
+        return _IDLE_TICK
+
+    def _flush(self, home: Home) -> None:
+        said = self._endings(home)
+        try:
+            if said:
+                until = self.now() + self.timeout
+                with self.link(until) as (link, _):
+                    link.send([frame(record) for record in said], until)
+        except BackendError:
+            self._unsaid(home, said)
+            raise
+
+    def _populate(self, home: Home) -> None:
+        """Fault in what the daemon has backed, so that no call pays for it."""
+        for number, backed in list(home.backed.items()):
+            done = home.populated.get(number, 0)
+            while done < backed and not self._closed:
+                size = min(_SLICE, backed - done)
+                ops.populate(home.view(Extent(number, done, size, 0)))
+                done += size
+            home.populated[number] = done
+        if any(home.populated.get(n, 0) < size for n, size in home.sizes.items()):
+            until = self.now() + self.timeout
+            with self.link(until) as (link, now):
+                if now is home and link.local:
+                    self.fetch(link, home, until)
+
+    # -- unasked -------------------------------------------------------------------------------------------
+
+    def _notice(self, notice: Notice) -> None:
+        if isinstance(notice, replies.Ready):
+            call = self._jobs.pop(notice.job, None)
+            if call is not None:
+                call(notice)
+        elif isinstance(notice, replies.Boot):
+            self._say(f"the daemon at {self.address} ends: {notice.reason}", logging.INFO)
+        self.nudge()  # a revoke wants what has ended to be said now
+
+    def _drop(self, reply: Reply) -> None:
+        """A reply came after its deadline: give back what it grants."""
+        home = self.home
+        if home is None:
+            return
+        with home.lock:
+            if isinstance(reply, replies.Granted) and reply.grant:
+                home.ended.append(reply.grant)
+            elif isinstance(reply, replies.Reserved):
+                home.aborted += [grant for grant in reply.grants if grant]
+        self.nudge()
+
+    def _say(self, text: str, level: int) -> None:
+        """Log what has changed, once."""
+        if text != self._said:
+            self._said = text
+            self._log.log(level, "%s", text)
+
+
+def _help(reference: weakref.ref[Connections]) -> None:
+    """The helper thread: ends with its client."""
+    pause = _RETRY[0]
+    while True:
+        client = reference()
+        if client is None or client._closed or client._pid != os.getpid():
+            return
+        wake = client._wake
+        wake.clear()
+        pause = client.help(pause)
+        connected = client.home is not None
+        del client
+        if connected:
+            wake.wait(pause)
+            time.sleep(_TICK / 10)  # let what ends together go out together
+        else:
+            time.sleep(pause)
+
+
+def _forget_after_fork(client: Connections) -> None:
+    """The child of a fork has neither the mapping nor the connections of its parent."""
+    reference = weakref.ref(client)
+
+    def forget() -> None:
+        found = reference()
+        if found is not None:
+            found.abandon()
+
+    os.register_at_fork(after_in_child=forget)
+
+
+def _refused(reply: replies.Failed) -> Exception:
+    if reply.kind == "config":
+        return ConfigError(reply.message)
+    return Unavailable(reply.message) if reply.kind == "closed" else BackendError(reply.message)

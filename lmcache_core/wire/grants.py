@@ -1,0 +1,205 @@
+"""What a client holds of a daemon's memory: leases, reservations, and the segments they lie in."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+from lmcache_core.memory.arena import ArenaMap
+from lmcache_core.spi.buffers import Extent
+from lmcache_core.spi.errors import Closed
+from lmcache_core.spi.keys import Key
+
+IDENTITY = 16
+WORDS = 4
+"""Numbers per extent: segment, base, length, generation."""
+
+
+class Home:
+    """One life of a daemon as a client knows it: its boot, our session there, its memory mapped here.
+
+    What was granted keeps it alive, and so the mapping outlives the daemon.
+    """
+
+    def __init__(self, boot: bytes, session: bytes, *, writable: bool) -> None:
+        self.boot = boot
+        self.session = session
+        self.writable = writable
+        self.pid = os.getpid()
+        self.backed: dict[int, int] = {}
+        self.populated: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.held: set[int] = set()
+        self.ended: list[int] = []
+        self.ended_parts: dict[int, list[int]] = {}
+        self.aborted: list[int] = []
+        self.lock = threading.Lock()
+        self._maps: dict[int, ArenaMap] = {}
+
+    def map(self, segments: Iterable[tuple[int, int, int]], descriptors: Sequence[int]) -> None:
+        """Map segments not mapped yet; closes the descriptors.
+
+        Raises:
+            ValueError, OSError: not what a daemon's memory looks like.
+        """
+        try:
+            for (number, nbytes, backed), descriptor in zip(segments, descriptors, strict=True):
+                with self.lock:
+                    self.backed[number] = backed
+                    if number not in self._maps:
+                        part = [(number, nbytes, descriptor)]
+                        self._maps[number] = ArenaMap(part, writable=self.writable)
+                        self.sizes[number] = nbytes
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def knows(self, packed: bytes) -> bool:
+        """Whether all segments of packed extents are mapped here."""
+        with memoryview(packed).cast("Q") as words:
+            return {*words[::WORDS].tolist()} <= self._maps.keys()
+
+    def view(self, extent: Extent) -> memoryview:
+        """The bytes of an extent.
+
+        Raises:
+            Closed: the process has forked since; the memory is not mapped here.
+        """
+        if self.pid != os.getpid():
+            raise Closed("memory of the daemon is not there after a fork")
+        return self._maps[extent.segment].view(extent)
+
+    def current(self, extent: Extent) -> bool:
+        """Whether the place still belongs to the value it was named for; ask again after the copy."""
+        return self._maps[extent.segment].current(extent)
+
+
+class RemoteLease:
+    """Right to read one value (``spi.Lease``): one item of ``RemoteLeases``."""
+
+    __slots__ = ("batch", "position")
+
+    def __init__(self, batch: RemoteLeases, position: int) -> None:
+        self.batch = batch
+        self.position = position
+
+    @property
+    def key(self) -> Key:
+        return self.batch.keys[self.position]
+
+    @property
+    def extent(self) -> Extent:
+        at = WORDS * self.position
+        return Extent(*self.batch.words[at : at + WORDS])
+
+    @property
+    def identity(self) -> bytes:
+        return self.batch.identities[IDENTITY * self.position : IDENTITY * (self.position + 1)]
+
+    @property
+    def view(self) -> memoryview:
+        """Read-only bytes of the value.
+
+        Raises:
+            ValueError: the lease has ended.
+        """
+        if not self.batch.open[self.position]:
+            raise ValueError(f"lease of {self.key!r} has ended")
+        if self.batch.values is not None:
+            return self.batch.values[self.position].toreadonly()
+        return self.batch.home.view(self.extent).toreadonly()
+
+    @property
+    def current(self) -> bool:
+        """False when what was copied out of ``view`` until now may be another value's bytes."""
+        return self.batch.values is not None or self.batch.home.current(self.extent)
+
+
+class RemoteLeases(Sequence[RemoteLease]):
+    """Leases granted together; items are made when asked for. ``values`` are bytes of a stream."""
+
+    __slots__ = ("grant", "home", "identities", "keys", "open", "values", "words")
+
+    def __init__(
+        self,
+        home: Home,
+        grant: int,
+        keys: Sequence[Key],
+        packed: bytes,
+        identities: bytes,
+        values: Sequence[memoryview] | None = None,
+    ) -> None:
+        self.home = home
+        self.grant = grant
+        self.keys = keys
+        self.words = memoryview(packed).cast("Q")
+        self.identities = identities
+        self.values = values
+        self.open = bytearray(b"\1") * (len(self.words) // WORDS)
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    @overload
+    def __getitem__(self, at: int, /) -> RemoteLease: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> list[RemoteLease]: ...
+    def __getitem__(self, at: int | slice, /) -> RemoteLease | list[RemoteLease]:
+        if isinstance(at, slice):
+            return [RemoteLease(self, i) for i in range(*at.indices(len(self.open)))]
+        if not -len(self.open) <= at < len(self.open):
+            raise IndexError(at)
+        return RemoteLease(self, at % len(self.open))
+
+    def end(self, positions: Iterable[int] | None = None) -> None:
+        """Note that leases are over; the client tells the daemon with its next record."""
+        home = self.home
+        with home.lock:
+            if positions is None:
+                self.open = bytearray(len(self.open))
+            else:
+                parts = [at for at in positions if self.open[at]]
+                for at in parts:
+                    self.open[at] = 0
+                if any(self.open) and self.grant:
+                    home.ended_parts.setdefault(self.grant, []).extend(parts)
+                    return
+            if self.grant in home.held:
+                home.held.discard(self.grant)
+                home.ended.append(self.grant)
+
+
+class RemoteReservation:
+    """Memory promised to this client (``spi.Reservation``)."""
+
+    __slots__ = ("extent", "grant", "home", "key", "local")
+
+    def __init__(
+        self, home: Home, grant: int, key: Key, extent: Extent, *, local: bool = False
+    ) -> None:
+        self.home = home
+        self.grant = grant
+        self.key = key
+        self.extent = extent
+        self.local = memoryview(bytearray(extent.nbytes)) if local else None
+
+    @property
+    def view(self) -> memoryview:
+        """Writable bytes, exactly as many as were asked for.
+
+        Raises:
+            ValueError: the reservation has ended.
+        """
+        if self.grant not in self.home.held:
+            raise ValueError(f"reservation of {self.key!r} has ended")
+        return self.local if self.local is not None else self.home.view(self.extent)
+
+    def end(self, *, abort: bool) -> None:
+        """Note the end; idempotent."""
+        with self.home.lock:
+            if self.grant in self.home.held:
+                self.home.held.discard(self.grant)
+                if abort:
+                    self.home.aborted.append(self.grant)

@@ -1,0 +1,253 @@
+"""One connection to a daemon: blocking calls with a deadline, used by one thread at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from lmcache_core.spi.errors import DeadlineExceeded, Unavailable
+from lmcache_core.wire.address import Address
+from lmcache_core.wire.codec import LENGTH, NOTICES, DecodeError, Notice, Reply, decode_reply, frame
+from lmcache_core.wire.records import MOST_FRAME, Message, Record
+
+_ROOM = 1 << 16
+_MOST_DESCRIPTORS = 128
+_CREDENTIALS = struct.Struct("3i")
+_TIMEVAL = struct.Struct("@qq")
+
+
+class Link:
+    """See the module.
+
+    Args:
+        notify: takes what the daemon says unasked.
+        late: takes replies that nobody waits for any more.
+
+    Attributes:
+        failed: the connection is of no further use.
+    """
+
+    __slots__ = (
+        "_begin", "_buffer", "_end", "_id", "_late", "_notify", "_socket", "_timeouts", "failed",
+        "local",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        address: Address,
+        /,
+        *,
+        timeout: float,
+        notify: Callable[[Notice], None],
+        late: Callable[[Reply], None],
+    ) -> None:
+        self.failed = False
+        self.local = bool(address.path)
+        self._notify = notify
+        self._late = late
+        self._id = 0
+        self._buffer = bytearray(_ROOM)
+        self._begin = self._end = 0
+        self._timeouts = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        try:
+            if address.path:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._limit(socket.SO_SNDTIMEO, timeout)  # a full backlog must not hold us
+                self._socket.connect(address.path)
+                self._check_peer(address)
+            else:
+                self._socket = socket.create_connection((address.host, address.port), timeout)
+                self._socket.settimeout(None)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"no daemon at {address}: {error.strerror or error}") from error
+
+    def _check_peer(self, address: Address) -> None:
+        """The other end belongs to this user; a socket of anybody else is no daemon of ours."""
+        uid = peer(self._socket)[1]
+        if uid != os.geteuid():
+            raise PermissionError(0, f"it is served by user {uid}, not {os.geteuid()}")
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """End the connection; idempotent."""
+        self.failed = True
+        with suppress(OSError, AttributeError):
+            self._socket.close()
+
+    def send(
+        self,
+        frames: Sequence[bytes | bytearray | memoryview],
+        until: float,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send everything.
+
+        Raises:
+            Unavailable, DeadlineExceeded: not all of it went out; the connection has failed.
+        """
+        try:
+            self._limit(socket.SO_SNDTIMEO, until - time.monotonic())
+            head = b"".join(frames) if len(frames) > 1 and len(frames[-1]) < _ROOM else None
+            if descriptors:
+                rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+                sent = self._socket.sendmsg(
+                    [frames[0]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                )
+                self._socket.sendall(memoryview(frames[0])[sent:])
+            elif head is not None:
+                self._socket.sendall(head)
+            else:
+                for part in frames:
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise self._broken(error, "send") from error
+
+    def call(
+        self,
+        make: Callable[[int], Message],
+        until: float,
+        /,
+        *,
+        before: Sequence[bytes | bytearray] = (),
+        after: Sequence[memoryview] = (),
+        descriptors: Sequence[int] = (),
+        received: list[int] | None = None,
+    ) -> Reply:
+        """Send a request and wait for its reply.
+
+        Args:
+            make: builds the record around its id.
+            until: monotonic time.
+            before, after: one-way frames in front, raw bytes behind.
+            received: takes descriptors that come with the reply; the caller closes them.
+
+        Raises:
+            DeadlineExceeded: no reply in time; it is dropped when it comes.
+            Unavailable: the connection has failed.
+        """
+        self._id += 1
+        self.send([*before, frame(make(self._id)), *after], until, descriptors)
+        while True:
+            said = self.receive(until, received)
+            if isinstance(said, NOTICES):
+                self._notify(said)
+            elif said.id == self._id:
+                return said
+            else:
+                self._late(said)
+
+    def post(self, record: Record, until: float, /) -> None:
+        """Send a one-way record."""
+        self.send([frame(record)], until)
+
+    def receive(self, until: float, received: list[int] | None = None, /) -> Reply | Notice:
+        """The next record, whoever it is for."""
+        try:
+            length = LENGTH.size
+            while self._end - self._begin < length:
+                self._fill(length, until, received)
+            (nbytes,) = LENGTH.unpack_from(self._buffer, self._begin)
+            if nbytes > MOST_FRAME:
+                raise OSError(0, f"a frame of {nbytes} bytes")
+            length += nbytes
+            while self._end - self._begin < length:
+                self._fill(length, until, received)
+        except OSError as error:
+            raise self._broken(error, "receive") from error
+        begin = self._begin
+        self._begin += length
+        with memoryview(self._buffer) as view, view[begin + LENGTH.size : begin + length] as body:
+            try:
+                said: Reply | Notice = decode_reply(body)
+                return said
+            except DecodeError as error:
+                raise self._broken(OSError(0, f"not understood: {error}"), "receive") from error
+
+    def read_into(self, view: memoryview, until: float, /) -> None:
+        """Take raw bytes that follow a reply."""
+        have = min(view.nbytes, self._end - self._begin)
+        view[:have] = memoryview(self._buffer)[self._begin : self._begin + have]
+        self._begin += have
+        try:
+            while have < view.nbytes:
+                self._limit(socket.SO_RCVTIMEO, until - time.monotonic())
+                got = self._socket.recv_into(view[have:], 0, socket.MSG_WAITALL)
+                if not got:
+                    raise ConnectionResetError(0, "closed in the middle of a value")
+                have += got
+        except OSError as error:
+            self.close()
+            raise self._broken(error, "receive") from error
+
+    def poll(self) -> None:
+        """Handle what has come unasked, without waiting; a closed connection has ``failed`` then."""
+        with suppress(DeadlineExceeded, Unavailable):
+            while True:
+                said = self.receive(0.0)
+                if isinstance(said, NOTICES):
+                    self._notify(said)
+                else:
+                    self._late(said)
+
+    def _fill(self, length: int, until: float, received: list[int] | None) -> None:
+        """Receive at least something; make room for a frame of ``length`` first."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        if self._begin + length > len(self._buffer):
+            left = self._end - self._begin
+            self._buffer[:left] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, left
+            if length > len(self._buffer):
+                self._buffer.extend(bytes(length - len(self._buffer)))
+        flags = 0
+        if until:
+            self._limit(socket.SO_RCVTIMEO, until - time.monotonic())
+        else:
+            flags = socket.MSG_DONTWAIT
+        with memoryview(self._buffer) as view, view[self._end :] as room:
+            if received is None:
+                got = self._socket.recv_into(room, 0, flags)
+            else:
+                space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
+                got, extra, _, _ = self._socket.recvmsg_into([room], space, flags)
+                for level, kind, data in extra:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        received += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+        if not got:
+            raise ConnectionResetError(0, "closed by the daemon")
+        self._end += got
+
+    def _limit(self, option: int, seconds: float) -> None:
+        """Let the kernel end the next call after ``seconds``; asked anew only when that matters."""
+        if seconds <= 0:
+            raise BlockingIOError(0, "no time left")
+        have = self._timeouts[option]
+        if not seconds / 1.02 <= have <= seconds:
+            seconds = max(seconds / 1.01, 1e-5)
+            micros = int(seconds * 1e6)
+            value = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
+            self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+            self._timeouts[option] = seconds
+
+    def _broken(self, error: OSError, verb: str) -> Unavailable | DeadlineExceeded:
+        if isinstance(error, BlockingIOError):
+            if verb == "send" or not self.local:
+                self.close()  # half a frame may be out, or half a value under way
+            return DeadlineExceeded("the daemon did not answer in time", operation=verb)
+        self.close()
+        return Unavailable(f"the daemon is gone: {error.strerror or error}", operation=verb)
+
+
+def peer(connection: socket.socket, /) -> tuple[int, int]:
+    """pid and uid of the process at the other end of a unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
