@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from operator import attrgetter, itemgetter
 
 FREE = -1
 """In ``Slab.users``: nobody."""
@@ -122,7 +123,7 @@ class Slabs:
         self._runs[segment][at : at + 1] = [rest] if rest[1] else []
         self.loose -= slab.nbytes
         slabs = self._slabs[segment]
-        slabs.insert(bisect_left(slabs, base, key=_base), slab)
+        slabs.insert(bisect_left(slabs, base, key=attrgetter("base")), slab)
         self._partial.setdefault(size, []).append(slab)
         self._counts[size] = self._counts.get(size, 0) + count
         return slab
@@ -148,29 +149,28 @@ class Slabs:
         for slabs in self._slabs.values():
             yield from slabs
 
-    def of_size(self, size: int) -> Iterator[Slab]:
-        """Slabs of one class."""
-        return (slab for slab in self.slabs() if slab.size == size)
-
     def window(self, size: int, movable: Callable[[Slab], bool]) -> list[Slab] | None:
         """The neighbouring slabs that make room for ``size`` at the least loss of used bytes.
 
-        Slabs of the size itself are left alone. ``movable`` is asked only for slabs that would be chosen.
+        Slabs of the size itself are left alone. ``movable`` is asked once for each slab that would be chosen.
         """
-        fixed: set[int] = set()
-        while True:
-            best: list[Slab] | None = None
-            least = -1
-            for segment in self._slabs:
-                for loss, slabs in self._windows(segment, size, fixed):
-                    if least < 0 or loss < least:
-                        least, best = loss, slabs
-            if best is None:
-                return None
-            stuck = [id(slab) for slab in best if not movable(slab)]
-            if not stuck:
-                return best
-            fixed.update(stuck)
+        rows = sorted(
+            (loss, segment, first, last)
+            for segment in self._slabs
+            for loss, first, last in self._rows(segment, size)
+        )
+        pieces = {segment: self._pieces(segment) for segment in self._slabs}
+        asked: dict[int, bool] = {}
+        for _, segment, first, last in rows:
+            row = [slab for _, _, slab in pieces[segment][first : last + 1] if slab is not None]
+            for slab in row:
+                if id(slab) not in asked:
+                    asked[id(slab)] = movable(slab)
+                if not asked[id(slab)]:
+                    break
+            else:
+                return row
+        return None
 
     def check(self) -> None:
         """Assert that slabs and runs cover every segment once, and all counts."""
@@ -197,31 +197,30 @@ class Slabs:
         assert free == self.free, f"free bytes: {free} counted, {self.free} kept"
         assert counts == self._counts, "extents per class"
 
-    def _windows(
-        self, segment: int, size: int, fixed: set[int]
-    ) -> Iterator[tuple[int, list[Slab]]]:
-        """Shortest rows of movable slabs and free runs that hold ``size``, with the used bytes in them."""
+    def _pieces(self, segment: int) -> list[tuple[int, int, Slab | None]]:
+        """Begin and end of all slabs and free runs (None) of a segment, in order."""
         pieces: list[tuple[int, int, Slab | None]] = [
             (base, base + n, None) for base, n in self._runs[segment]
         ]
         pieces += [(slab.base, slab.end, slab) for slab in self._slabs[segment]]
-        pieces.sort(key=lambda piece: piece[0])
+        return sorted(pieces, key=itemgetter(0))
+
+    def _rows(self, segment: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Used bytes, first and last of each shortest row of pieces that holds ``size``."""
+        pieces = self._pieces(segment)
         first, loss = 0, 0
         for last, (base, end, slab) in enumerate(pieces):
-            hole = last > first and pieces[last - 1][1] != base
-            if hole or (slab is not None and (slab.size == size or id(slab) in fixed)):
-                first, loss = last + (not hole), 0
-                if not hole:
-                    continue
+            if slab is not None and slab.size == size:
+                first, loss = last + 1, 0
+                continue
+            if last > first and pieces[last - 1][1] != base:  # lost memory lies between
+                first, loss = last, 0
             loss += slab.used if slab is not None else 0
-            while end - pieces[first][0] >= size:
-                row = [piece[2] for piece in pieces[first : last + 1] if piece[2] is not None]
-                yield loss, row
+            while first <= last and end - pieces[first][0] >= size:
+                yield loss, first, last
                 head = pieces[first][2]
                 loss -= head.used if head is not None else 0
                 first += 1
-                if first > last:
-                    break
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
         for segment, runs in self._runs.items():
@@ -232,7 +231,7 @@ class Slabs:
 
     def _forget(self, slab: Slab) -> None:
         slabs = self._slabs[slab.segment]
-        del slabs[bisect_left(slabs, slab.base, key=_base)]
+        del slabs[bisect_left(slabs, slab.base, key=attrgetter("base"))]
         partial = self._partial[slab.size]
         partial.remove(slab)
         if not partial:
@@ -255,7 +254,3 @@ class Slabs:
             at -= 1
             base = runs[at][0]
         runs[at:until] = [(base, end - base)]
-
-
-def _base(slab: Slab) -> int:
-    return slab.base

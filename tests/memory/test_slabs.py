@@ -137,3 +137,18 @@ def test_slabs_of_a_size_grow_with_its_population(size: int) -> None:
     counts = [len(slab.users) for slab in slabs.slabs()]
     assert counts[:5] == [1, 1, 2, 4, 8]
     assert max(counts) == 48 * PAGE // size
+
+
+def test_window_asks_about_each_slab_once_however_many_cannot_move() -> None:
+    slabs = Slabs(16 * PAGE)
+    slabs.add_segment(0, 16 * 400 * PAGE)
+    while take(slabs, 4 * PAGE) is not None:
+        pass
+    asked: list[int] = []
+
+    def stuck(slab: Slab) -> bool:
+        asked.append(id(slab))
+        return False
+
+    assert slabs.window(6 * PAGE, stuck) is None
+    assert len(asked) == len(set(asked)) == len(list(slabs.slabs()))
