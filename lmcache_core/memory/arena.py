@@ -119,11 +119,14 @@ class Segment:
     def close(self) -> None:
         """Unmap; while somebody still holds a view the mapping stays until that view is gone."""
         with self._lock:
+            if self.closed:
+                return
             self.closed = True
-            with contextlib.suppress(BufferError):  # the last view closes it
-                self._words.release()
-                self.data.release()
+            self._words.release()
+            self.data.release()
+            with contextlib.suppress(BufferError):
                 self._map.close()
+            del self._map  # else the last view unmaps it
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
@@ -240,42 +243,39 @@ class Arena:
 
     def _create(self, nbytes: int) -> Segment:
         number, total = len(self.segments), nbytes + _words_nbytes(nbytes)
-        if self.access is Access.PRIVATE:
-            return Segment(number, nbytes, -1, mmap.mmap(-1, total))
+        if self.access is Access.PRIVATE:  # a forked process gets a copy, not the pages
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            return Segment(number, nbytes, -1, mmap.mmap(-1, total, flags=flags))
         descriptor, total = self._memfd(f"lmcache-{number}", total)
         try:
             mapped = mmap.mmap(descriptor, total)
             mapped.madvise(mmap.MADV_DONTFORK)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            segment = Segment(number, nbytes, descriptor, mapped)
+            self._prefer_node(segment)
+            os.posix_fallocate(descriptor, nbytes, total - nbytes)
+            if self.access is Access.OWNER:
+                segment.seal()
+            elif self.access is Access.SHARED:
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
         except OSError:
             os.close(descriptor)
             raise
-        segment = Segment(number, nbytes, descriptor, mapped)
-        self._prefer_node(segment)
-        os.posix_fallocate(descriptor, nbytes, total - nbytes)
-        if self.access is Access.OWNER:
-            segment.seal()
-        elif self.access is Access.SHARED:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
         return segment
 
     def _memfd(self, name: str, total: int) -> tuple[int, int]:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         if self._options.huge_pages:
-            huge = _round(total, _HUGE_PAGE)
+            huge, descriptor = _round(total, _HUGE_PAGE), -1
             try:
                 descriptor = os.memfd_create(name, flags | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
-                try:
-                    os.ftruncate(descriptor, huge)
-                    os.posix_fallocate(
-                        descriptor, 0, huge
-                    )  # a later fault without a page is SIGBUS
-                except OSError:
-                    os.close(descriptor)
-                    raise
+                os.ftruncate(descriptor, huge)
+                os.posix_fallocate(descriptor, 0, huge)  # a later fault without a page is SIGBUS
                 return descriptor, huge
             except OSError as error:
+                if descriptor >= 0:
+                    os.close(descriptor)
                 self._log.warning("no huge pages for %s: %s; using small ones", name, error)
         descriptor = os.memfd_create(name, flags)
         os.ftruncate(descriptor, total)
@@ -333,17 +333,21 @@ class ArenaMap:
             total, size = nbytes + _words_nbytes(nbytes), os.fstat(descriptor).st_size
             if not seals & fcntl.F_SEAL_SHRINK or size < total:
                 raise ValueError(f"segment {number} is not sealed memory of {total} bytes")
-            mapped = mmap.mmap(descriptor, total, mmap.MAP_SHARED, protection)
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
             mapped.madvise(mmap.MADV_DONTFORK)
             self._segments[number] = Segment(number, nbytes, -1, mapped)
 
     def view(self, extent: Extent) -> memoryview:
-        """The bytes of an extent, writable where mapped so."""
-        return self._segments[extent.segment].data[extent.base : extent.base + extent.nbytes]
+        """The bytes of an extent, writable where mapped so.
+
+        Raises:
+            ValueError: no such place is mapped here (also ``current`` and ``copy_checked``).
+        """
+        return self._home(extent).data[extent.base : extent.base + extent.nbytes]
 
     def current(self, extent: Extent) -> bool:
         """Whether the place still belongs to the value it was named for."""
-        return self._segments[extent.segment].generation(extent.base) == extent.generation
+        return self._home(extent).generation(extent.base) == extent.generation
 
     def copy_checked(self, extent: Extent, into: Buffer) -> bool:
         """Copy an extent out. False: the place was given away before or meanwhile, the bytes mean nothing."""
@@ -356,6 +360,13 @@ class ArenaMap:
         """Unmap everything; idempotent."""
         while self._segments:
             self._segments.popitem()[1].close()
+
+    def _home(self, extent: Extent) -> Segment:
+        segment = self._segments.get(extent.segment)
+        begin, end = extent.base, extent.base + extent.nbytes
+        if segment is None or begin % PAGE or not 0 <= begin < end <= segment.nbytes:
+            raise ValueError(f"{extent} is not mapped here")
+        return segment
 
 
 def _round(nbytes: int, unit: int) -> int:

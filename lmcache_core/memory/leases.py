@@ -185,11 +185,16 @@ class OwnerProcess:
 
     Args:
         pidfd: from ``os.pidfd_open`` or sent by the client itself; closed by ``close``.
+
+    Raises:
+        ValueError: any other descriptor, which would be readable while the process lives.
     """
 
     __slots__ = ("_pidfd", "_poll", "name")
 
     def __init__(self, pidfd: int, name: str = "") -> None:
+        if "[pidfd" not in os.readlink(f"/proc/self/fd/{pidfd}"):
+            raise ValueError(f"descriptor {pidfd} of {name or 'an owner'} is not a pidfd")
         self._pidfd = pidfd
         self.name = name
         self._poll: select.poll | None = select.poll()
@@ -200,8 +205,8 @@ class OwnerProcess:
         return self._pidfd
 
     def gone(self) -> bool:
-        """Whether the process has ended: stopped or disconnected is not gone."""
-        return self._poll is None or bool(self._poll.poll(0))
+        """Whether the process has ended: stopped or disconnected is not gone, nor is a lost descriptor."""
+        return self._poll is None or any(events & select.POLLIN for _, events in self._poll.poll(0))
 
     def close(self) -> None:
         """Give the descriptor back once the process is gone; idempotent."""

@@ -192,3 +192,13 @@ def test_each_lookup_has_its_own_right(pool: Pool) -> None:
     assert second[0].view == content(key(1), PAGE)
     pool.close_owner("request", proof=True)
     assert pool.accounting().free == pool.capacity
+
+
+def test_only_a_pidfd_proves_a_death() -> None:
+    """A client that sent any readable descriptor would get memory freed that it still writes."""
+    with open("/dev/null") as null, pytest.raises(ValueError, match="not a pidfd"):
+        OwnerProcess(null.fileno(), "rank 0")
+    pidfd = os.pidfd_open(os.getpid())
+    owner = OwnerProcess(pidfd)
+    os.close(pidfd)
+    assert not owner.gone(), "a lost descriptor proves nothing"
