@@ -18,10 +18,10 @@ from pathlib import Path
 from lmcache_core.memory.arena import Access, Arena
 from lmcache_core.memory.leases import Held
 from lmcache_core.memory.pool import Pool
-from lmcache_core.policies.arc import ARC, ARCConfig
-from lmcache_core.policies.fifo import FIFO, FIFOConfig
-from lmcache_core.policies.lru import LRU, LRUConfig
-from lmcache_core.spi import Key, MemoryOptions
+from lmcache_core.policies.arc import ARC
+from lmcache_core.policies.fifo import FIFO
+from lmcache_core.policies.lru import LRU
+from lmcache_core.spi import EvictionPolicy, Key, MemoryOptions
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.testing.contexts import test_context
 from lmcache_core.testing.replay import distinct, read_trace
@@ -29,17 +29,17 @@ from lmcache_core.testing.replay import distinct, read_trace
 TRACES = Path(__file__).parents[1] / "tests" / "data" / "traces"
 SPACE = hashlib.sha256(b"space").digest()
 PAGE = 4096
-POLICIES = {"lru": (LRU, LRUConfig), "fifo": (FIFO, FIFOConfig), "arc": (ARC, ARCConfig)}
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LRU, "fifo": FIFO, "arc": ARC}
 
 
 def replay(
     requests: Sequence[Sequence[Key]], blocks: int, policy: str
 ) -> tuple[float, float, float]:
     """Hit rate, and chunk operations per second and per second of processor time, in so many chunks of room."""
-    kind, options = POLICIES[policy]
+    kind = POLICIES[policy]
     capacity = blocks * PAGE
     arena = Arena(capacity, MemoryOptions(populate=False), access=Access.PRIVATE, overcommit=True)
-    pool = Pool(arena, kind(options(), capacity))  # type: ignore[arg-type]  # its own options
+    pool = Pool(arena, kind(kind.config_type(), capacity))
     manager = StorageManager(pool, context=test_context(tier="cpu"))
     identity = bytes(16)
     asked = hits = operations = 0

@@ -6,39 +6,19 @@ Paper: N. Megiddo, D. S. Modha, ARC: a self-tuning, low overhead replacement cac
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from lmcache_core.policies.fresh import Fresh
-from lmcache_core.spi.policy import EvictionPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class ARCConfig:
-    """No knobs."""
-
-
-class _Queue(OrderedDict[int, tuple[int, int]]):
-    """Slots (or fingerprints of gone values) with (fingerprint, bytes), and the bytes of all."""
-
-    nbytes = 0
-
-    def add(self, name: int, value: tuple[int, int]) -> None:
-        self[name] = value
-        self.nbytes += value[1]
-
-    def take(self, name: int) -> tuple[int, int]:
-        value = self.pop(name)
-        self.nbytes -= value[1]
-        return value
-
-    def trim(self, room: int) -> None:
-        while self and self.nbytes > room:
-            self.take(next(iter(self)))
+from lmcache_core.policies.queues import (
+    Entry,
+    NoKnobs,
+    Queue,
+    QueuePolicy,
+    first_idle,
+    miscounted,
+)
 
 
-class ARC(EvictionPolicy):
+class ARC(QueuePolicy):
     """Lists T1 (used once), T2 (used again) and their ghosts B1, B2, as named in the paper.
 
     Insertion order: most recent of T1, or of T2 when a ghost remembers the value.
@@ -47,29 +27,27 @@ class ARC(EvictionPolicy):
     the tie-break of REPLACE for values in B2 is left out for the same reason.
     """
 
-    config_type = ARCConfig
+    config_type = NoKnobs
 
-    def __init__(self, config: ARCConfig, capacity: int, /) -> None:
+    def __init__(self, config: NoKnobs, capacity: int, /) -> None:
         self._capacity = capacity
-        self._once, self._again = _Queue(), _Queue()
-        self._ghosts_once, self._ghosts_again = _Queue(), _Queue()
+        self._once, self._again = Queue(), Queue()
+        self._ghosts_once, self._ghosts_again = Queue(), Queue()
         self._target = 0.0
-        self._fresh = Fresh()
+        super().__init__(self._once, self._again)
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
-        into = self._once
+        into = self._again
         once, again = self._ghosts_once.nbytes, self._ghosts_again.nbytes
-        if fingerprint in self._ghosts_once:
+        if self._ghosts_once.drop(fingerprint):
             step = nbytes * max(1.0, again / max(1, once))
             self._target = min(float(self._capacity), self._target + step)
-            self._ghosts_once.take(fingerprint)
-            into = self._again
-        elif fingerprint in self._ghosts_again:
+        elif self._ghosts_again.drop(fingerprint):
             step = nbytes * max(1.0, once / max(1, again))
             self._target = max(0.0, self._target - step)
-            self._ghosts_again.take(fingerprint)
-            into = self._again
-        into.add(slot, (fingerprint, nbytes))
+        else:
+            into = self._once
+        into.add(slot, Entry(fingerprint, nbytes))
         self._fresh.add(slot)
         self._trim()
 
@@ -82,42 +60,32 @@ class ARC(EvictionPolicy):
             elif fresh.end(slot):
                 once.move_to_end(slot)
             else:
-                again.add(slot, once.take(slot))
+                once.move(slot, again)
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
-        first, second = self._again, self._once
         if self._once.nbytes > self._target:
-            first, second = second, first
-        for queue in (first, second):
-            for slot in queue:
-                if not busy(slot):
-                    return slot
-        return None
+            return first_idle(busy, self._once, self._again)
+        return first_idle(busy, self._again, self._once)
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         self._fresh.end(slot)
-        queue, ghosts = self._once, self._ghosts_once
-        if slot in self._again:
-            queue, ghosts = self._again, self._ghosts_again
-        fingerprint, nbytes = queue.take(slot)
+        queue = self._holding(slot)
+        entry = queue[slot]
+        queue.drop(slot)
         if evicted:
-            for each in (self._ghosts_once, self._ghosts_again):
-                if fingerprint in each:
-                    each.take(fingerprint)
-            ghosts.add(fingerprint, (fingerprint, nbytes))
+            self._ghosts_once.drop(entry.fingerprint)
+            self._ghosts_again.drop(entry.fingerprint)
+            ghosts = self._ghosts_once if queue is self._once else self._ghosts_again
+            ghosts.add(entry.fingerprint, entry)
             self._trim()
 
     def check(self) -> None:
-        assert not self._once.keys() & self._again.keys(), "a slot is in T1 and T2"
+        super().check()
+        miscounted((self._ghosts_once, self._ghosts_again))
         assert not self._ghosts_once.keys() & self._ghosts_again.keys(), "a ghost is in B1 and B2"
-        for queue in (self._once, self._again, self._ghosts_once, self._ghosts_again):
-            assert queue.nbytes == sum(n for _, n in queue.values()), "a list miscounts its bytes"
         assert 0 <= self._target <= self._capacity, "the target is outside the cache"
         ghosts = self._ghosts_once.nbytes
         assert not ghosts or self._once.nbytes + ghosts <= self._capacity, "T1 and B1 are too long"
-        assert self._fresh.keys() <= self._once.keys() | self._again.keys(), (
-            "a fresh slot is not held"
-        )
 
     def _trim(self) -> None:
         """|T1| + |B1| <= c and all four lists <= 2c."""

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from lmcache_core.policies.queues import NoKnobs, first_idle
 from lmcache_core.spi.policy import EvictionPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class FIFOConfig:
-    """No knobs."""
 
 
 class FIFO(EvictionPolicy):
@@ -20,9 +15,9 @@ class FIFO(EvictionPolicy):
     Insertion order: at the end. Deviations: none; 91 bytes a value.
     """
 
-    config_type = FIFOConfig
+    config_type = NoKnobs
 
-    def __init__(self, config: FIFOConfig, capacity: int, /) -> None:
+    def __init__(self, config: NoKnobs, capacity: int, /) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
@@ -32,7 +27,7 @@ class FIFO(EvictionPolicy):
         pass
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
-        return next((slot for slot in self._order if not busy(slot)), None)
+        return first_idle(busy, self._order)
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         del self._order[slot]

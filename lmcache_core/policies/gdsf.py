@@ -11,23 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from lmcache_core.policies.fresh import Fresh
+from lmcache_core.policies.queues import Fresh, NoKnobs
 from lmcache_core.spi.policy import EvictionPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class GDSFConfig:
-    """No knobs."""
-
-
+@dataclass(slots=True)
 class _Entry:
-    __slots__ = ("order", "priority", "uses", "value")
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self.uses = 1
-        self.order = 0
-        self.priority = 0.0
+    value: float
+    uses: int = 1
+    order: int = 0
+    priority: float = 0.0
 
 
 class GDSF(EvictionPolicy):
@@ -38,9 +31,9 @@ class GDSF(EvictionPolicy):
     with stale entries that is rebuilt when they outnumber the live ones.
     """
 
-    config_type = GDSFConfig
+    config_type = NoKnobs
 
-    def __init__(self, config: GDSFConfig, capacity: int, /) -> None:
+    def __init__(self, config: NoKnobs, capacity: int, /) -> None:
         self._entries: dict[int, _Entry] = {}
         self._fresh = Fresh()
         self._heap: list[tuple[float, int, int]] = []

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmcache_core.policies.fresh import Fresh
+from lmcache_core.policies.queues import Fresh, first_idle
 from lmcache_core.spi.policy import EvictionPolicy
 
 
@@ -66,7 +66,7 @@ class LFU(EvictionPolicy):
                 uses[slot] = count + 1
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
-        return next((slot for row in self._rows for slot in row if not busy(slot)), None)
+        return first_idle(busy, *self._rows)
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
         del self._rows[self._uses.pop(slot) - 1][slot]

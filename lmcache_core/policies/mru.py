@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lmcache_core.policies.fifo import FIFO
+from lmcache_core.policies.queues import first_idle
 
 
 class MRU(FIFO):
@@ -24,4 +25,4 @@ class MRU(FIFO):
             self._order.move_to_end(slot)
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
-        return next((slot for slot in reversed(self._order) if not busy(slot)), None)
+        return first_idle(busy, reversed(self._order))

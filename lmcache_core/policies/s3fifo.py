@@ -5,12 +5,10 @@ Paper: J. Yang et al., FIFO queues are all you need for cache eviction, SOSP 202
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmcache_core.policies.fresh import Fresh
-from lmcache_core.spi.policy import EvictionPolicy
+from lmcache_core.policies.queues import Entry, Queue, QueuePolicy, first_idle, miscounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +24,7 @@ class S3FIFOConfig:
     uses: int = 1
 
 
-class _Entry:
-    __slots__ = ("fingerprint", "nbytes", "small", "uses")
-
-    def __init__(self, fingerprint: int, nbytes: int, small: bool) -> None:
-        self.fingerprint = fingerprint
-        self.nbytes = nbytes
-        self.small = small
-        self.uses = 0
-
-
-class S3FIFO(EvictionPolicy):
+class S3FIFO(QueuePolicy):
     """Queues small and main, and a ghost queue of values that left small.
 
     Insertion order: at the end of small, or of main when a ghost remembers the value; the first
@@ -53,82 +41,60 @@ class S3FIFO(EvictionPolicy):
         self._room = config.small_share * capacity
         self._ghost_room = capacity - self._room
         self._uses = config.uses
-        self._entries: dict[int, _Entry] = {}
-        self._fresh = Fresh()
-        self._small: OrderedDict[int, _Entry] = OrderedDict()
-        self._main: OrderedDict[int, _Entry] = OrderedDict()
-        self._ghosts: OrderedDict[int, int] = OrderedDict()
-        self._small_nbytes = self._ghost_nbytes = 0
+        self._small, self._main, self._ghosts = Queue(), Queue(), Queue()
+        super().__init__(self._small, self._main)
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
-        remembered = self._ghosts.pop(fingerprint, None)
-        self._ghost_nbytes -= remembered or 0
-        entry = _Entry(fingerprint, nbytes, remembered is None)
-        self._entries[slot] = entry
+        into = self._main if self._ghosts.drop(fingerprint) else self._small
+        into.add(slot, Entry(fingerprint, nbytes))
         self._fresh.add(slot)
-        if entry.small:
-            self._small[slot] = entry
-            self._small_nbytes += nbytes
-        else:
-            self._main[slot] = entry
 
     def touch(self, slots: Sequence[int], /) -> None:
         for slot in slots:
-            entry = self._entries[slot]
+            queue = self._holding(slot)
             if self._fresh.end(slot):
-                (self._small if entry.small else self._main).move_to_end(slot)
-            elif entry.uses < 3:
-                entry.uses += 1
+                queue.move_to_end(slot)
+            elif queue[slot].uses < 3:
+                queue[slot].uses += 1
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
         chosen = self._from_small(busy, self._room if self._main else -1)
         if chosen is None:
             chosen = self._from_main(busy)
-        if chosen is None:  # all of main is busy
-            chosen = next((slot for slot in self._small if not busy(slot)), None)
-        return chosen
+        return first_idle(busy, self._small) if chosen is None else chosen  # all of main is busy
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        entry = self._entries.pop(slot)
         self._fresh.end(slot)
-        if not entry.small:
-            del self._main[slot]
-            return
-        del self._small[slot]
-        self._small_nbytes -= entry.nbytes
-        if evicted:
-            self._ghost_nbytes += entry.nbytes - self._ghosts.pop(entry.fingerprint, 0)
-            self._ghosts[entry.fingerprint] = entry.nbytes
-            while self._ghost_nbytes > self._ghost_room and self._ghosts:
-                self._ghost_nbytes -= self._ghosts.popitem(last=False)[1]
+        queue = self._holding(slot)
+        entry = queue[slot]
+        queue.drop(slot)
+        if evicted and queue is self._small:
+            self._ghosts.add(entry.fingerprint, entry)
+            self._ghosts.trim(self._ghost_room)
 
     def check(self) -> None:
-        assert not self._small.keys() & self._main.keys(), "a slot is in small and main"
-        assert self._entries.keys() == self._small.keys() | self._main.keys(), "a slot is lost"
-        assert self._small_nbytes == sum(e.nbytes for e in self._small.values()), "small miscounts"
-        assert self._ghost_nbytes == sum(self._ghosts.values()), "ghosts miscount"
-        assert self._fresh.keys() <= self._entries.keys(), "a fresh slot is not held"
-        assert self._ghost_nbytes <= self._ghost_room, "too many ghosts"
-        assert all(entry.small is (slot in self._small) for slot, entry in self._entries.items())
+        super().check()
+        miscounted((self._ghosts,))
+        assert self._ghosts.nbytes <= self._ghost_room, "too many ghosts"
 
     def _from_small(self, busy: Callable[[int], bool], room: float) -> int | None:
         """First unused value of small while that holds more than ``room``; used ones move on."""
         promoted: list[int] = []
         chosen = None
+        held = self._small.nbytes
         for slot, entry in self._small.items():
-            if self._small_nbytes <= room:
+            if held <= room:
                 break
             if entry.uses >= self._uses:
                 promoted.append(slot)
-                self._small_nbytes -= entry.nbytes
+                entry.uses = 0
+                held -= entry.nbytes
                 room = self._room  # main is not empty any more
             elif not busy(slot):
                 chosen = slot
                 break
         for slot in promoted:
-            entry = self._small.pop(slot)
-            entry.small, entry.uses = False, 0
-            self._main[slot] = entry
+            self._small.move(slot, self._main)
         return chosen
 
     def _from_main(self, busy: Callable[[int], bool]) -> int | None:

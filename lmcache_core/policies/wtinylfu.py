@@ -6,12 +6,10 @@ Paper: G. Einziger, R. Friedman, B. Manes, TinyLFU: a highly efficient cache adm
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmcache_core.policies.fresh import Fresh
-from lmcache_core.spi.policy import EvictionPolicy
+from lmcache_core.policies.queues import Entry, Queue, QueuePolicy, first_idle
 
 _HALVED = bytes(count >> 1 for count in range(256))
 
@@ -64,22 +62,7 @@ class Sketch:
         return found
 
 
-class _Segment(OrderedDict[int, tuple[int, int]]):
-    """Slots with (fingerprint, bytes) in order of use, and the bytes of all."""
-
-    nbytes = 0
-
-    def add(self, slot: int, value: tuple[int, int]) -> None:
-        self[slot] = value
-        self.nbytes += value[1]
-
-    def take(self, slot: int) -> tuple[int, int]:
-        value = self.pop(slot)
-        self.nbytes -= value[1]
-        return value
-
-
-class WTinyLFU(EvictionPolicy):
+class WTinyLFU(QueuePolicy):
     """An LRU window in front of a segmented LRU (probation, protected).
 
     Insertion order: as most recent of the window. Deviations: sizes are bytes; the window is large
@@ -95,15 +78,14 @@ class WTinyLFU(EvictionPolicy):
         self._window_room = config.window_share * capacity
         self._main_room = capacity - self._window_room
         self._protected_room = config.protected_share * self._main_room
-        self._window, self._probation, self._protected = _Segment(), _Segment(), _Segment()
-        self._where: dict[int, _Segment] = {}
-        self._fresh = Fresh()
+        self._window, self._probation, self._protected = Queue(), Queue(), Queue()
         self._sketch = Sketch()
+        super().__init__(self._window, self._probation, self._protected)
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
-        self._put(slot, (fingerprint, nbytes), self._window)
+        self._window.add(slot, Entry(fingerprint, nbytes))
         self._fresh.add(slot)
-        self._sketch.grow(len(self._where))
+        self._sketch.grow(sum(map(len, self._queues)))
         self._sketch.add(fingerprint)
         while self._window.nbytes > self._window_room and (
             self._probation.nbytes + self._protected.nbytes + nbytes <= self._main_room
@@ -112,56 +94,39 @@ class WTinyLFU(EvictionPolicy):
 
     def touch(self, slots: Sequence[int], /) -> None:
         for slot in slots:
-            segment = self._where[slot]
-            if self._fresh.end(slot):
-                segment.move_to_end(slot)
-                continue
-            self._sketch.add(segment[slot][0])
-            if segment is self._probation:
-                self._put(slot, segment.take(slot), self._protected)
-                while self._protected.nbytes > self._protected_room:
-                    oldest = next(iter(self._protected))
-                    self._put(oldest, self._protected.take(oldest), self._probation)
-            else:
-                segment.move_to_end(slot)
+            queue = self._holding(slot)
+            if not self._fresh.end(slot):
+                self._sketch.add(queue[slot].fingerprint)
+                if queue is self._probation:
+                    queue.move(slot, self._protected)
+                    while self._protected.nbytes > self._protected_room:
+                        self._protected.move(next(iter(self._protected)), self._probation)
+                    continue
+            queue.move_to_end(slot)
 
     def victim(self, busy: Callable[[int], bool], /) -> int | None:
-        old = None
-        for segment in (self._probation, self._protected):
-            old = next((slot for slot in segment if not busy(slot)), None)
-            if old is not None:
-                break
-        new = next((slot for slot in self._window if not busy(slot)), None)
+        old = first_idle(busy, self._probation, self._protected)
+        new = first_idle(busy, self._window)
         if old is None or new is None:
             return new if old is None else old
         if self._window.nbytes < self._window_room:
             return old
         estimate = self._sketch.estimate
-        worth, needed = (estimate(self._where[slot][slot][0]) for slot in (new, old))
+        worth, needed = (estimate(self._holding(slot)[slot].fingerprint) for slot in (new, old))
         return old if worth >= needed else new
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        segment = self._where.pop(slot)
-        segment.take(slot)
         self._fresh.end(slot)
-        if evicted and segment is not self._window and self._window.nbytes >= self._window_room:
+        queue = self._holding(slot)
+        queue.drop(slot)
+        if evicted and queue is not self._window and self._window.nbytes >= self._window_room:
             self._admit()
 
     def check(self) -> None:
-        segments = (self._window, self._probation, self._protected)
-        assert sum(map(len, segments)) == len(self._where), "a slot is in two segments or in none"
-        for segment in segments:
-            assert segment.nbytes == sum(n for _, n in segment.values()), "a segment miscounts"
-            assert all(self._where[slot] is segment for slot in segment), "a slot is misplaced"
+        super().check()
         assert self._protected.nbytes <= self._protected_room, "too much is protected"
-        assert self._fresh.keys() <= self._where.keys(), "a fresh slot is not held"
-
-    def _put(self, slot: int, value: tuple[int, int], segment: _Segment) -> None:
-        segment.add(slot, value)
-        self._where[slot] = segment
 
     def _admit(self) -> None:
         """Move the oldest value of the window to the main part."""
         if self._window:
-            oldest = next(iter(self._window))
-            self._put(oldest, self._window.take(oldest), self._probation)
+            self._window.move(next(iter(self._window)), self._probation)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lmcache_core.policies.arc import ARC, ARCConfig
-from lmcache_core.policies.fifo import FIFO, FIFOConfig
-from lmcache_core.policies.fresh import PERIOD
-from lmcache_core.policies.gdsf import GDSF, GDSFConfig
+from lmcache_core.policies.arc import ARC
+from lmcache_core.policies.fifo import FIFO
+from lmcache_core.policies.gdsf import GDSF
 from lmcache_core.policies.lfu import LFU, LFUConfig
 from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.policies.mru import MRU
+from lmcache_core.policies.queues import PERIOD, NoKnobs
 from lmcache_core.policies.s3fifo import S3FIFO, S3FIFOConfig
 from lmcache_core.policies.wtinylfu import Sketch, WTinyLFU, WTinyLFUConfig
 from lmcache_core.spi.policy import EvictionPolicy
@@ -27,7 +27,7 @@ class TestLRU(PolicyTests):
 
 class TestFIFO(PolicyTests):
     def make_policy(self, capacity: int, /) -> EvictionPolicy:
-        return FIFO(FIFOConfig(), capacity)
+        return FIFO(NoKnobs(), capacity)
 
     def make_model(self, capacity: int, /) -> EvictionPolicy:
         return naive.NaiveFIFO(None, capacity)
@@ -35,7 +35,7 @@ class TestFIFO(PolicyTests):
 
 class TestMRU(PolicyTests):
     def make_policy(self, capacity: int, /) -> EvictionPolicy:
-        return MRU(FIFOConfig(), capacity)
+        return MRU(NoKnobs(), capacity)
 
     def make_model(self, capacity: int, /) -> EvictionPolicy:
         return naive.NaiveMRU(None, capacity)
@@ -56,7 +56,7 @@ class TestLFUWithoutFading(PolicyTests):
 
 class TestARC(PolicyTests):
     def make_policy(self, capacity: int, /) -> EvictionPolicy:
-        return ARC(ARCConfig(), capacity)
+        return ARC(NoKnobs(), capacity)
 
     def make_model(self, capacity: int, /) -> EvictionPolicy:
         return naive.NaiveARC(None, capacity)
@@ -74,7 +74,7 @@ class TestWTinyLFU(PolicyTests):
 
 class TestGDSF(PolicyTests):
     def make_policy(self, capacity: int, /) -> EvictionPolicy:
-        return GDSF(GDSFConfig(), capacity)
+        return GDSF(NoKnobs(), capacity)
 
     def make_model(self, capacity: int, /) -> EvictionPolicy:
         return naive.NaiveGDSF(None, capacity)
@@ -99,7 +99,7 @@ def idle(slot: int) -> bool:
 
 
 def test_dear_values_outlast_cheap_ones_per_byte() -> None:
-    policy = GDSF(GDSFConfig(), 1000)
+    policy = GDSF(NoKnobs(), 1000)
     policy.insert(0, 0, 100, 50.0)
     policy.insert(1, 1, 10, 50.0)
     policy.insert(2, 2, 100, 500.0)
