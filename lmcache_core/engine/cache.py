@@ -103,8 +103,17 @@ class Cache:
 
     def engine(self, forms: Forms, /) -> CacheEngine:
         """Requests of one model against this cache."""
+        managers = {
+            choice.name: self.registry.load("key_managers", choice.name)(choice.options)
+            for choice in self.config.engine.key_managers
+        }
         return CacheEngine(
-            self.storage, forms, self.config.engine, emit=self._observe, metrics=self.metrics
+            self.storage,
+            forms,
+            self.config.engine,
+            managers=managers,
+            emit=self._observe,
+            metrics=self.metrics,
         )
 
     def connector(self, device: str, /) -> GPUConnector:
@@ -116,6 +125,11 @@ class Cache:
         """Run any method of this cache or its engines without blocking the running loop."""
         future: Future[T] = self._threads.submit(function, *args)
         return await asyncio.wrap_future(future)
+
+    def invalidate(self, tag: str, /, *, seconds: float | None = None) -> int:
+        """Delete everything stored under a tag, in every tier; counts the copies there were."""
+        deadline = self._deadline(seconds)
+        return self.storage.call(self.storage.manager.invalidate(tag, deadline=deadline))
 
     def flush(self, *, seconds: float | None = None) -> Flushed:
         """Write what is only in memory to the tiers that want it; tells what is left."""

@@ -49,7 +49,16 @@ class CacheClient(Protocol):
         """Promise memory for frames of these lengths; never waits."""
         ...
 
-    def commit(self, reservation: Reservation, identity: bytes, /) -> bool: ...
+    def commit_batch(
+        self,
+        reservations: Sequence[Reservation],
+        identities: Sequence[bytes],
+        /,
+        *,
+        ttl: float | None = None,
+    ) -> Sequence[bool]:
+        """Make sealed frames of one prefix visible, root first; False for those that had ended meanwhile."""
+        ...
 
     def abort(self, reservation: Reservation, /) -> None: ...
 

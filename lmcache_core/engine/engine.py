@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from lmcache_core.config import EngineConfig, VerifyHot
 from lmcache_core.engine.client import CacheClient, Surface
 from lmcache_core.engine.forms import Forms
 from lmcache_core.engine.request import Request, Saved
 from lmcache_core.engine.reuse import Wanted
-from lmcache_core.identity import Extra, Tokens
+from lmcache_core.frame import TAGS_LIMIT
+from lmcache_core.identity import Extra, KeyManager, KeySpace, Tokens, Unkeyable, with_manager
 from lmcache_core.observers import Metrics
 from lmcache_core.spi import Damaged, Event, Key
 
+SPACES = 256
+"""Key spaces of requests kept at hand."""
 SAMPLE = 64
 """One hot load out of so many is verified under ``VerifyHot.SAMPLE``."""
 
@@ -25,9 +30,11 @@ class CacheEngine:
         client: the cache.
         forms: stored forms of the key space.
         options: chunk rules; ``chunk_size`` is already part of the key space.
+        managers: key managers by name; their fields enter the key space of each request.
         emit: takes events (damage); may be called from any thread.
         metrics: counts tokens asked for, hit, missed, loaded and stored.
         wall: Unix seconds for the stamp in new frames.
+        timer: seconds, for the time spent in the cache's own code.
     """
 
     def __init__(
@@ -37,17 +44,22 @@ class CacheEngine:
         options: EngineConfig | None = None,
         /,
         *,
+        managers: Mapping[str, KeyManager] | None = None,
         emit: Callable[[Event], None] = lambda event: None,
         metrics: Metrics | None = None,
         wall: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.client = client
         self.forms = forms
         self.options = options or EngineConfig()
         self.metrics = metrics or Metrics()
+        self.timer = timer
+        self._managers = dict(managers or {})
         self._emit = emit
         self._wall = wall
         self._loads = 0
+        self._space_of = lru_cache(SPACES)(self._make_space)
 
     def request(
         self,
@@ -60,28 +72,56 @@ class CacheEngine:
         skip_load: bool = False,
         skip_save: bool = False,
         cost: float = 1.0,
+        tenant: str | None = None,
+        ttl: float | None = None,
     ) -> Request:
         """Begin a request.
 
         Args:
             extras: inputs besides token ids, by position.
-            tags: labels for later deletion; part of the key only through the key space.
+            tags: labels for later deletion, ``NAME`` or ``NAME=VALUE``; part of the key where the option
+                ``tags_in_key`` names them or a key manager says so.
             skip_load, skip_save: leave the cache alone in one direction.
             cost: of computing one chunk, for policies that weigh it.
+            tenant: salt instead of that of the key space.
+            ttl: seconds after which what is stored may be forgotten.
 
         Raises:
-            Unkeyable: an input that cannot be named; the request must run without the cache.
+            Unkeyable: an input that cannot be named, or a label no frame can carry; counted. The request must
+                run without the cache.
         """
+        space = self.space(tags, tenant)
         return Request(
-            self,
-            id,
-            tokens,
-            extras=extras,
-            tags=tags,
-            skip_load=skip_load,
-            skip_save=skip_save,
-            cost=cost,
-        )
+            self, id, tokens, space=space, extras=extras, tags=tags, skip_load=skip_load,
+            skip_save=skip_save, cost=cost, ttl=ttl,
+        )  # fmt: skip
+
+    def space(self, tags: Sequence[str] = (), tenant: str | None = None, /) -> KeySpace:
+        """Key space of a request with these labels.
+
+        Raises:
+            Unkeyable: see ``request``.
+        """
+        try:
+            if len(tags) > TAGS_LIMIT or not all(0 < len(tag.encode()) < 256 for tag in tags):
+                raise Unkeyable(f"a request has up to {TAGS_LIMIT} tags of 1 to 255 bytes")
+            plain = not self._managers and not self.options.tags_in_key
+            return self._space_of(() if plain else tuple(tags), tenant)
+        except ValueError as error:  # also text that is not Unicode
+            self.metrics.add("lmcache_unkeyed_requests_total")
+            raise Unkeyable(str(error)) from error
+
+    def _make_space(self, tags: tuple[str, ...], tenant: str | None) -> KeySpace:
+        given = {name: value for name, _, value in (tag.partition("=") for tag in tags)}
+        space = self.forms.space
+        named = tuple((name, given[name]) for name in self.options.tags_in_key if name in given)
+        if named:
+            space = replace(space, tags_in_key=(*space.tags_in_key, *named))
+        if tenant is not None and tenant != space.tenant:
+            space = replace(space, tenant=tenant)
+        for name, manager in self._managers.items():
+            space = with_manager(space, name, manager, given)
+        return space
 
     def lookup(self, tokens: Tokens, /, *, deadline: float | None = None) -> int:
         """Tell how many leading tokens the cache could supply now, without keeping anything."""

@@ -7,21 +7,46 @@ state and may be repeated; what makes no sense any more does nothing. The leases
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lmcache_core import frame
 from lmcache_core.engine.client import Surface
-from lmcache_core.engine.reuse import Wanted, legal_end, wanted
-from lmcache_core.identity import Chain, Extra, Tokens
-from lmcache_core.spi import Key, Lease, Refusal, Reservation
+from lmcache_core.engine.reuse import Span, Wanted, legal_end, wanted
+from lmcache_core.identity import Chain, Extra, KeySpace, Tokens, Unkeyable
+from lmcache_core.spi import Key, Lease, Refusal, Reservation, Reuse
 from lmcache_core.spi.errors import Corrupt
 from lmcache_core.storage.results import Reason
 
 if TYPE_CHECKING:
     from lmcache_core.engine.engine import CacheEngine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _timed(
+    verb: str,
+) -> Callable[[Callable[Concatenate[Request, P], T]], Callable[Concatenate[Request, P], T]]:
+    """Count the time a verb takes, once per call from outside."""
+
+    def wrap(method: Callable[Concatenate[Request, P], T]) -> Callable[Concatenate[Request, P], T]:
+        @functools.wraps(method)
+        def timed(self: Request, /, *args: P.args, **how: P.kwargs) -> T:
+            began = self._engine.timer()
+            try:
+                return method(self, *args, **how)
+            finally:
+                spent = self._engine.timer() - began
+                self.seconds += spent
+                self._engine.metrics.observe("lmcache_request_seconds", spent, verb=verb)
+
+        return timed
+
+    return wrap
 
 
 class State(Enum):
@@ -36,7 +61,7 @@ class State(Enum):
 class Saved:
     """What became of a store, in tokens: ``stored + present + left = tokens of the full chunks``.
 
-    ``reason`` says why ``left`` is not 0: ``"full"``, ``"pending"``, ``"unwanted"`` ...
+    ``reason`` says why something was not kept: ``"full"``, ``"pending"``, ``"unwanted"`` ...
     """
 
     stored: int
@@ -47,11 +72,15 @@ class Saved:
 
 @dataclass(slots=True)
 class _Offer:
-    """Leased values in the order they are copied, and the token position they reach."""
+    """Leased values in the order they are copied.
+
+    ``tokens`` is the position the last of them ends at, ``reach`` how far they are offered.
+    """
 
     wants: list[Wanted]
     leases: list[Lease]
     tokens: int
+    reach: int = 0
 
 
 class Request:
@@ -61,6 +90,7 @@ class Request:
         id: the engine's name for it.
         state: see ``State``.
         reason: why the last lookup or load ended where it did.
+        seconds: spent in the cache's own code so far, copies included.
     """
 
     def __init__(
@@ -70,24 +100,27 @@ class Request:
         tokens: Tokens,
         /,
         *,
+        space: KeySpace,
         extras: Iterable[Extra] = (),
         tags: Sequence[str] = (),
         skip_load: bool = False,
         skip_save: bool = False,
         cost: float = 1.0,
+        ttl: float | None = None,
     ) -> None:
         self.id = id
         self.state = State.NEW
         self.reason = Reason.MISS
+        self.seconds = 0.0
         self._engine = engine
+        self._space = space
         self._tags = tuple(tags)
         self._skip_load = skip_load
         self._skip_save = skip_save
         self._cost = cost
-        self._chains = [
-            Chain(space.root, engine.forms.chunk_tokens, extras=extras)
-            for space in engine.forms.space.readable
-        ]
+        self._ttl = ttl
+        size, given = engine.forms.chunk_tokens, tuple(extras)
+        self._chains = [Chain(each.root, size, extras=given) for each in space.readable]
         self._offer: _Offer | None = None
         self._open: list[Reservation] = []
         self.extend(tokens)
@@ -97,60 +130,75 @@ class Request:
         """Tokens known so far."""
         return self._chains[-1].tokens
 
-    def extend(self, tokens: Tokens, /) -> None:
-        """Append confirmed (generated) tokens; a lookup that was answered stays as it was."""
-        for chain in self._chains:
-            chain.extend(tokens)
+    @property
+    def room(self) -> int:
+        """Token position up to which ``load`` may write: the end of the last chunk on offer."""
+        return self._offer.tokens if self._offer is not None else 0
 
+    @_timed("key")
+    def extend(self, tokens: Tokens, /) -> None:
+        """Append confirmed (generated) tokens; a lookup that was answered stays as it was.
+
+        Raises:
+            Unkeyable: an id that is none (counted). Nothing was appended, and nothing after these tokens may be.
+        """
+        try:
+            for chain in self._chains:
+                chain.extend(tokens)
+        except Unkeyable:
+            self._engine.metrics.add("lmcache_unkeyed_requests_total")
+            raise
+
+    @_timed("lookup")
     def lookup(self, *, local: int = 0, deadline: float | None = None) -> int:
         """Lease what the cache can supply and return the token position it reaches.
 
-        At least one token is left to compute. Asking again gives the same answer.
+        At least one token is left to compute. Asking again gives the same answer, until ``load`` has used
+        it up or ``end`` was called: then it is 0.
 
         Args:
             local: tokens the engine has by itself; an offer that does not go beyond them is 0.
             deadline: clock time by which the answer is needed.
         """
-        if self.state is State.NEW and not self._skip_load:
-            self._offer = self._ask(deadline)
-            self.state = State.OFFERED
-        offer = self._offer
-        if offer is None:
-            return 0
-        reach = min(offer.tokens, self.tokens - 1)
-        gain = reach - local
-        if gain <= 0 or gain < self._engine.options.min_retrieve_tokens:
-            return 0
-        return reach
+        return self._reach(local, deadline)
 
+    @_timed("load")
     def load(self, surface: Surface, /, *, local: int = 0) -> int:
         """Copy the offer into engine memory from the chunk around ``local`` on, and release it.
 
-        Returns the token position up to which memory is good; what lies beyond was not touched or must be
-        computed. A chunk that fails verification ends the load there and is deleted everywhere.
+        Returns the token position up to which memory is good; what lies beyond must be computed. A chunk
+        that fails verification ends the load there and is deleted everywhere. Engine memory must have room
+        up to ``room``; tokens of the chunk around ``local`` are written again, so that damage there makes
+        the answer less than ``local``.
+
+        Raises:
+            ValueError: from the surface, about positions it does not have; the offer is released.
         """
-        reach = self.lookup(local=local)
+        reach = self._reach(local, None)
         offer, self._offer = self._offer, None
         if offer is None:
             return local
         engine, good = self._engine, local
         try:
-            if not reach:
-                return local
-            bad = self._copy(offer, surface, local)
+            bad = self._copy(offer, surface, local) if reach else None
             if bad is None:
-                good = reach
+                good = max(local, reach)
             else:
-                # A window or state group is needed at the end only: nothing before it counts then.
-                whole = len(engine.forms.space.groups) == 1
-                good = max(local, bad.first) if whole else local
+                rules = {group.reuse for group in engine.forms.space.groups}
+                good = bad.first
+                if Reuse.POINT in rules:
+                    good = 0  # the state of the engine's own prefix may be gone
+                elif Reuse.WINDOW in rules:
+                    good = min(local, good)  # the window is whole at the end only
                 self.reason = Reason.DAMAGED
                 engine.client.delete([bad.key])
         finally:
             engine.client.release(offer.leases)
-        engine.metrics.add("lmcache_loaded_tokens_total", max(0, good - local))
+            engine.metrics.add("lmcache_loaded_tokens_total", max(0, good - local))
+            engine.metrics.add("lmcache_failed_load_tokens_total", max(0, reach - good))
         return good
 
+    @_timed("store")
     def store(self, surface: Surface, computed: int, /) -> Saved:
         """Copy the chunks among the first ``computed`` tokens that the cache lacks out of engine memory.
 
@@ -163,12 +211,9 @@ class Request:
             return Saved(0, 0)
         if computed < engine.options.min_store_tokens:
             return Saved(0, 0)
-        chain, size = self._chains[-1], engine.forms.chunk_tokens
-        spans = [(d, i * size, size) for i, d in enumerate(chain.digests[: computed // size])]
-        tail = chain.partial() if computed == self.tokens else None
-        if tail is not None and engine.options.save_partial and engine.forms.partial:
-            spans.append((tail, len(chain.digests) * size, computed - len(chain.digests) * size))
-        space = engine.forms.space.digest
+        spans = self._spans(self._chains[-1], whole=computed == self.tokens)
+        spans = [span for span in spans if span[1] + span[2] <= computed]
+        space = self._space.digest
         wants = [
             Wanted(Key(space, digest, group), group, first, count)
             for digest, first, count in spans
@@ -176,6 +221,7 @@ class Request:
         ]
         return self._save(wants, surface)
 
+    @_timed("end")
     def end(self) -> None:
         """Let everything go: finished, aborted or preempted, at any point, any number of times."""
         self.state = State.ENDED
@@ -186,24 +232,37 @@ class Request:
             self._engine.client.abort(reservation)
         self._open.clear()
 
-    def _ask(self, deadline: float | None) -> _Offer:
-        engine, forms = self._engine, self._engine.forms
-        offer = _Offer([], [], 0)
-        limit = engine.options.max_tokens_per_load
-        for space, chain in zip(forms.space.readable, self._chains, strict=True):
-            size = forms.chunk_tokens
-            done = offer.tokens // size
-            spans = [(d, i * size, size) for i, d in enumerate(chain.digests)][done:]
+    def _reach(self, local: int, deadline: float | None) -> int:
+        options = self._engine.options
+        if self.state is State.NEW and not self._skip_load:
+            self._offer = self._ask(deadline)
+            self._offer.reach = min(self._offer.tokens, self.tokens - 1)
+            self.state = State.OFFERED
+        reach = self._offer.reach if self._offer is not None else 0
+        return reach if reach - local >= max(1, options.min_retrieve_tokens) else 0
+
+    def _spans(self, chain: Chain, *, whole: bool) -> list[Span]:
+        """The full chunks, and with ``whole`` the tail where it is kept too."""
+        size = chain.chunk_tokens
+        spans = [(digest, i * size, size) for i, digest in enumerate(chain.digests)]
+        done = len(spans) * size
+        if whole and self._engine.options.save_partial and self._engine.forms.partial:
             tail = chain.partial()
-            if tail is not None and engine.options.save_partial and forms.partial:
-                spans.append(
-                    (tail, len(chain.digests) * size, self.tokens - len(chain.digests) * size)
-                )
-            if limit is not None:
-                spans = [span for span in spans if span[1] + span[2] <= limit]
-            if offer.tokens % size or not spans:
-                continue
-            self._take(offer, space.digest, spans, deadline)
+            if tail is not None:
+                spans.append((tail, done, chain.tokens - done))
+        return spans
+
+    def _ask(self, deadline: float | None) -> _Offer:
+        engine = self._engine
+        offer = _Offer([], [], 0)
+        limit = engine.options.max_tokens_per_load or self.tokens
+        if any(group.reuse is Reuse.POINT for group in self._space.groups):
+            limit = min(limit, self.tokens - 1)  # a state stands for all tokens of its chunk
+        for space, chain in zip(self._space.readable, self._chains, strict=True):
+            spans = self._spans(chain, whole=True)[offer.tokens // chain.chunk_tokens :]
+            spans = [span for span in spans if span[1] + span[2] <= limit]
+            if spans and not offer.tokens % chain.chunk_tokens:
+                self._take(offer, space.digest, spans, deadline)
         engine.asked(self.tokens, offer.tokens)
         return offer
 
@@ -211,11 +270,11 @@ class Request:
         self,
         offer: _Offer,
         space: bytes,
-        spans: Sequence[tuple[bytes, int, int]],
+        spans: Sequence[Span],
         deadline: float | None,
     ) -> None:
         """Lease the longest legal run of ``spans`` and add it to the offer."""
-        engine, groups = self._engine, self._engine.forms.space.groups
+        engine, groups = self._engine, self._space.groups
         count = len(spans)
         size = engine.forms.chunk_tokens
         missing: set[Key] = set()
@@ -251,7 +310,7 @@ class Request:
         """Copy every leased value that goes beyond ``local``; the first that is not good, if any."""
         engine = self._engine
         for want, lease in zip(offer.wants, offer.leases, strict=True):
-            if want.first + want.tokens <= local:
+            if want.first + want.tokens <= local or want.first >= offer.reach:
                 continue
             verify = engine.verify_next()
             room = engine.forms.header_nbytes(want.group)
@@ -280,44 +339,52 @@ class Request:
         answers = client.reserve(
             [(want.key, rooms[want.group] + engine.nbytes(want)) for want in wants],
             self,
-            tenant=forms.space.tenant,
+            tenant=self._space.tenant,
             cost=self._cost,
             tags=self._tags,
         )
         self._open += [answer for answer in answers if not isinstance(answer, Refusal)]
+        filled: list[tuple[int, Reservation, bytes]] = []
         stored = present = left = 0
-        reason = ""
+        reason, broken = "", False
         for want, answer in zip(wants, answers, strict=True):
             tokens = want.tokens if want.group == 0 else 0
             if answer is Refusal.PRESENT:
                 present += tokens
             elif isinstance(answer, Refusal):
                 left, reason = left + tokens, reason or answer.value
-            elif reason not in ("", Refusal.PENDING.value):
-                # A chunk behind one that could not be kept would never be reached.
-                client.abort(answer)
+            elif broken:
                 left += tokens
             else:
                 try:
-                    kept = self._write(want, answer, surface, rooms[want.group])
+                    identity = self._write(want, answer, surface, rooms[want.group])
+                    filled.append((tokens, answer, identity))
                 except ValueError as error:
-                    client.abort(answer)
-                    kept, reason = False, str(error)
-                stored, left = stored + tokens * kept, left + tokens * (not kept)
+                    left, reason = left + tokens, reason or str(error)
+                    # Chunks behind it would never be reached; behind a gap in a window they are.
+                    broken = forms.space.groups[want.group].reuse is Reuse.ALL
+        if filled:
+            done = client.commit_batch(
+                [f[1] for f in filled], [f[2] for f in filled], ttl=self._ttl
+            )
+            stored = sum(f[0] for f, good in zip(filled, done, strict=True) if good)
+            left += sum(f[0] for f in filled) - stored
+        for reservation in self._open:
+            client.abort(reservation)  # does nothing to what is committed
         self._open.clear()
         engine.metrics.add("lmcache_stored_tokens_total", stored)
         return Saved(stored, present, left, reason)
 
-    def _write(self, want: Wanted, reservation: Reservation, surface: Surface, room: int) -> bool:
+    def _write(self, want: Wanted, reservation: Reservation, surface: Surface, room: int) -> bytes:
+        """Fill and seal a frame; returns its identity."""
         view = reservation.view
         seed = frame.seed_of(want.key)
         digests = surface.pack(want.group, want.first, want.tokens, view[room:], seed)
-        header = frame.seal(
+        return frame.seal(
             view[:room],
             want.key,
             spec=self._engine.forms.spec(want.group, want.tokens),
             digests=digests,
             tags=self._tags,
             created=self._engine.wall(),
-        )
-        return self._engine.client.commit(reservation, header.identity)
+        ).identity
