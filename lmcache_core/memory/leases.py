@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import overload
 
@@ -23,55 +24,36 @@ NO_KEY = Key(b"", b"")
 
 
 class State(IntEnum):
-    """Where a ``Held`` is in its life."""
+    """What an extent is in use for; a place in ``Ledger.sums``."""
 
-    RESERVED = 0
-    STAGING = 1
-    QUARANTINED = 2
-    DONE = 3
+    CLEAN = 0
+    DIRTY = 1
+    RESERVED = 2
+    STAGING = 3
+    QUARANTINED = 4
+    DONE = 5
+    """Of a ``Held``: it has ended."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Held:
     """Memory promised to one writer (``spi.Reservation``), or staging memory when its key is ``NO_KEY``."""
 
-    __slots__ = (
-        "arena", "cost", "fingerprint", "key", "nbytes", "owner", "position", "slab", "state",
-        "tenant",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        arena: Arena,
-        key: Key,
-        nbytes: int,
-        place: tuple[Slab, int],
-        owner: object,
-        state: State,
-        tenant: int = 0,
-        cost: float = 1.0,
-        fingerprint: int = 0,
-    ) -> None:
-        self.arena = arena
-        self.key = key
-        self.nbytes = nbytes
-        self.slab, self.position = place
-        self.owner = owner
-        self.state = state
-        self.tenant = tenant
-        self.cost = cost
-        self.fingerprint = fingerprint
-
-    @property
-    def base(self) -> int:
-        """Offset in the segment."""
-        return self.slab.base + self.position * self.slab.size
+    arena: Arena
+    key: Key
+    nbytes: int
+    slab: Slab
+    position: int
+    owner: object
+    state: State
+    tenant: str = ""
+    cost: float = 1.0
+    fingerprint: int = 0
 
     @property
     def extent(self) -> Extent:
         """Where the bytes lie; stays valid until ``commit`` or ``abort``."""
-        segment, base = self.slab.segment, self.base
-        generation = self.arena.segments[segment].generation(base)
-        return Extent(segment, base, self.nbytes, generation)
+        return _extent(self.arena, self.slab, self.position, self.nbytes)
 
     @property
     def view(self) -> memoryview:
@@ -82,7 +64,8 @@ class Held:
         """
         if self.state is State.DONE:
             raise ValueError(f"reservation of {self.key!r} has ended")
-        return self.arena.view(self.slab.segment, self.base, self.nbytes)
+        base = self.slab.base + self.position * self.slab.size
+        return self.arena.view(self.slab.segment, base, self.nbytes)
 
     def __repr__(self) -> str:
         return f"Held({self.key!r}, {self.nbytes} bytes, {self.state.name.lower()})"
@@ -112,11 +95,9 @@ class Loan:
 
     @property
     def extent(self) -> Extent:
-        slot = self._slot()
-        slab, nbytes = self.batch.columns.places[slot], self.batch.columns.nbytes[slot]
-        base = slab.base + self.batch.columns.positions[slot] * slab.size
-        generation = self.batch.arena.segments[slab.segment].generation(base)
-        return Extent(slab.segment, base, nbytes, generation)
+        slot, index = self._slot(), self.batch.columns
+        place = index.places[slot], index.positions[slot]
+        return _extent(self.batch.arena, *place, index.nbytes[slot])
 
     @property
     def identity(self) -> bytes:
@@ -129,10 +110,10 @@ class Loan:
         Raises:
             ValueError: the lease has ended (also ``extent`` and ``identity``).
         """
-        slot = self._slot()
-        slab, nbytes = self.batch.columns.places[slot], self.batch.columns.nbytes[slot]
-        base = slab.base + self.batch.columns.positions[slot] * slab.size
-        return self.batch.arena.view(slab.segment, base, nbytes).toreadonly()
+        slot, index = self._slot(), self.batch.columns
+        slab = index.places[slot]
+        base = slab.base + index.positions[slot] * slab.size
+        return self.batch.arena.view(slab.segment, base, index.nbytes[slot]).toreadonly()
 
     def _slot(self) -> int:
         slot = self.batch.slots[self.position]
@@ -144,23 +125,22 @@ class Loan:
         return f"Loan({self.key!r}, {'held' if self.held else 'ended'})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Leases(Sequence["Loan | None"]):
     """Leases granted together, None where there was nothing; items are made when asked for.
 
     ``slots`` names the record of each item, -1 for a miss and for what was released; ``left`` are held.
     """
 
-    __slots__ = ("arena", "columns", "keys", "left", "owner", "slots")
+    columns: Index
+    arena: Arena
+    keys: Sequence[Key]
+    slots: list[int]
+    owner: object
+    left: int = field(init=False)
 
-    def __init__(
-        self, index: Index, arena: Arena, keys: Sequence[Key], slots: list[int], owner: object
-    ) -> None:
-        self.columns = index
-        self.arena = arena
-        self.keys = keys
-        self.slots = slots
-        self.left = len(slots) - slots.count(-1)
-        self.owner = owner
+    def __post_init__(self) -> None:
+        self.left = len(self.slots) - self.slots.count(-1)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -214,5 +194,16 @@ class OwnerProcess:
             self._poll = None
             os.close(self._pidfd)
 
+    def discard(self) -> None:
+        """Give the descriptor back although the process lives: it holds nothing any more. Idempotent."""
+        if self._poll is not None:
+            self._poll = None
+            os.close(self._pidfd)
+
     def __repr__(self) -> str:
         return f"OwnerProcess({self.name or self._pidfd})"
+
+
+def _extent(arena: Arena, slab: Slab, position: int, nbytes: int) -> Extent:
+    base = slab.base + position * slab.size
+    return Extent(slab.segment, base, nbytes, arena.segments[slab.segment].generation(base))

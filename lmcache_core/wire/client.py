@@ -7,6 +7,7 @@ helper thread, which no call waits for, connects again and tells the daemon what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -192,15 +193,11 @@ class DaemonClient(Connections):
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """(tier, bytes, chunks) in lookup order; nothing when the daemon is gone."""
         with suppress(BackendError):
-            samples = self.ask(replies.Metered, records.Stats, self._until(None)).samples
-            tiers: dict[str, list[int]] = {}
-            for sample in samples:
-                at = ("lmcache_tier_resident_bytes", "lmcache_tier_chunks").index(sample.name) if (
-                    sample.name in ("lmcache_tier_resident_bytes", "lmcache_tier_chunks")
-                ) else -1  # fmt: skip
-                if at >= 0:
-                    tiers.setdefault(dict(sample.labels)["tier"], [0, 0])[at] = int(sample.value)
-            return [(name, *counts) for name, counts in tiers.items()]  # type: ignore[misc]
+            document = json.loads(self.ask(replies.Document, records.Describe).json)
+            memory = document["memory"]
+            used = memory["capacity"] - memory["free"]
+            lower = [(each["name"], each["bytes"], each["chunks"]) for each in document["tiers"]]
+            return [(memory["tier"], used, memory["values"]), *lower]
         return []
 
     def ask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hmac
 import logging
 import os
@@ -34,7 +35,7 @@ _TICK = 0.05
 _IDLE_TICK = 0.5
 _RETRY = (0.05, 1.0)
 """First and longest pause between two tries to connect, before jitter."""
-_SLICE = 32 << 20
+_SLICE = 8 << 20
 
 
 class Connections:
@@ -79,7 +80,7 @@ class Connections:
         self._said = ""
         self._closed = False
         self._reset()
-        _forget_after_fork(self)
+        _watch_process(self)
         self.connect()
         self._start()
 
@@ -379,6 +380,9 @@ class Connections:
         if home is not None:
             self._lost(home)
         self.nudge()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
 
     # -- the helper thread ---------------------------------------------------------------------------------
 
@@ -484,13 +488,15 @@ def _help(reference: weakref.ref[Connections]) -> None:
         del client
         if connected:
             wake.wait(pause)
-            time.sleep(_TICK / 10)  # let what ends together go out together
+            time.sleep(
+                _TICK
+            )  # what ends mostly goes out with the next request; this is for the rest
         else:
             time.sleep(pause)
 
 
-def _forget_after_fork(client: Connections) -> None:
-    """The child of a fork has neither the mapping nor the connections of its parent."""
+def _watch_process(client: Connections) -> None:
+    """The child of a fork has neither mapping nor connections; at exit no thread may be in native code."""
     reference = weakref.ref(client)
 
     def forget() -> None:
@@ -498,7 +504,14 @@ def _forget_after_fork(client: Connections) -> None:
         if found is not None:
             found.abandon()
 
+    def leave() -> None:
+        found = reference()
+        if found is not None:
+            found.shut()
+
     os.register_at_fork(after_in_child=forget)
+    atexit.register(leave)
+    weakref.finalize(client, atexit.unregister, leave)
 
 
 def _refused(reply: replies.Failed) -> Exception:

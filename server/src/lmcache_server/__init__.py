@@ -1,0 +1,1 @@
+"""One cache per node, hosted by a process that outlives every engine."""

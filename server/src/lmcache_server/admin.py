@@ -1,0 +1,147 @@
+"""What the daemon does with requests of operators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lmcache_core.spi import ConfigError, Key
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import Reply, to_keys
+from lmcache_server.session import Session
+from lmcache_server.verbs import Answer, Verb
+
+if TYPE_CHECKING:
+    from lmcache_server.connection import Connection
+    from lmcache_server.daemon import Daemon
+
+
+def describe(daemon: Daemon, link: Connection, session: Session, ask: records.Describe) -> Answer:
+    return replies.Document(ask.id, daemon.describe())
+
+
+def stats(daemon: Daemon, link: Connection, session: Session, ask: records.Stats) -> Answer:
+    daemon.manager.measure()
+    return replies.Metered(
+        ask.id,
+        [
+            records_sample(sample.name, sample.labels, sample.value, sample.buckets)
+            for sample in daemon.manager.metrics.snapshot()
+        ],
+    )
+
+
+def records_sample(
+    name: str, labels: tuple[tuple[str, str], ...], value: float, buckets: tuple[int, ...]
+) -> replies.Sample:
+    return replies.Sample(name, list(labels), float(value), list(buckets))
+
+
+def list_(daemon: Daemon, link: Connection, session: Session, ask: records.List) -> Answer:
+    async def work() -> Reply:
+        listing = await daemon.manager.list(
+            ask.tier or daemon.manager.context.tier,
+            space=ask.space or None,
+            after=ask.after,
+            limit=ask.limit,
+        )
+        keys = [key.text for key, _ in listing.values]
+        return replies.Values(ask.id, keys, [n for _, n in listing.values], listing.after)
+
+    return work()
+
+
+def clear(daemon: Daemon, link: Connection, session: Session, ask: records.Clear) -> Answer:
+    def wanted(key: Key) -> bool:
+        return not ask.space or key.space == ask.space
+
+    async def work() -> Reply:
+        deadline = daemon.now() + ask.seconds
+        if ask.tag:
+            count = await daemon.manager.invalidate(ask.tag, deadline=deadline)
+        else:
+            count = await daemon.manager.clear(wanted, tier=ask.tier or None, deadline=deadline)
+        return replies.Count(ask.id, count)
+
+    return work()
+
+
+def flush(daemon: Daemon, link: Connection, session: Session, ask: records.Flush) -> Answer:
+    async def work() -> Reply:
+        left = await daemon.manager.flush(deadline=daemon.now() + ask.seconds)
+        return replies.Count(ask.id, left.values, left.nbytes)
+
+    return work()
+
+
+def freeze(daemon: Daemon, link: Connection, session: Session, ask: records.Freeze) -> Answer:
+    if ask.on:
+        daemon.manager.freeze()
+    else:
+        daemon.manager.unfreeze()
+    return replies.Done(ask.id)
+
+
+def quota(daemon: Daemon, link: Connection, session: Session, ask: records.Quota) -> Answer:
+    daemon.set_quota(ask.tenant, ask.nbytes)
+    return replies.Done(ask.id)
+
+
+def tier(daemon: Daemon, link: Connection, session: Session, ask: records.Tier) -> Answer:
+    async def work() -> Reply:
+        if ask.action == "limit":
+            await daemon.manager.set_limit(ask.name, ask.nbytes)
+        elif ask.action == "remove":
+            await daemon.manager.remove_tier(ask.name, deadline=daemon.now() + ask.seconds)
+        else:
+            raise ConfigError(f"a tier cannot {ask.action!r}; it can: limit, remove")
+        return replies.Done(ask.id)
+
+    return work()
+
+
+def move(daemon: Daemon, link: Connection, session: Session, ask: records.Move) -> Answer:
+    keys, deadline = to_keys(ask.keys), daemon.now() + ask.seconds
+
+    async def work() -> Reply:
+        verb = daemon.manager.move if ask.forget else daemon.manager.copy
+        arrived = await verb(keys, ask.source, ask.target, deadline=deadline)
+        return replies.Count(ask.id, len(arrived))
+
+    return work()
+
+
+def prefetch(daemon: Daemon, link: Connection, session: Session, ask: records.Prefetch) -> Answer:
+    keys, deadline, job = to_keys(ask.keys), daemon.now() + ask.seconds, daemon.sessions.number()
+
+    async def work() -> None:
+        loaded = await daemon.manager.prefetch(keys, session, deadline=deadline, tokens=ask.tokens)
+        daemon.manager.release(loaded.leases)
+        link.reply(replies.Ready(job, len(loaded.leases), loaded.reason.value))
+
+    daemon.work(work())
+    return replies.Count(ask.id, job)
+
+
+def log_level(daemon: Daemon, link: Connection, session: Session, ask: records.LogLevel) -> Answer:
+    level = ask.level.upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"no log level {ask.level!r}; there are debug, info, warning, error")
+    logging.getLogger("lmcache").setLevel(level)
+    return replies.Done(ask.id)
+
+
+ADMIN_VERBS: Mapping[type[records.Record], Verb] = {
+    records.Describe: describe,
+    records.Stats: stats,
+    records.List: list_,
+    records.Clear: clear,
+    records.Flush: flush,
+    records.Freeze: freeze,
+    records.Quota: quota,
+    records.Tier: tier,
+    records.Move: move,
+    records.Prefetch: prefetch,
+    records.LogLevel: log_level,
+}

@@ -1,0 +1,241 @@
+"""``lmcache server``: run the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lmcache_core import __version__
+from lmcache_core.cli.output import remark
+from lmcache_core.config import Effective, load
+from lmcache_core.memory.arena import Access
+from lmcache_core.memory.limits import text
+from lmcache_core.spi import ConfigError, Secret
+from lmcache_core.wire.address import DEFAULT_PORT, runtime_folder, socket_path
+from lmcache_server.daemon import Daemon, Options
+from lmcache_server.flags import FLAGS, Effect
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_MODES = {"sealed": Access.OWNER, "shared-rw": Access.SHARED}
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@app.command(
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "help_option_names": [],
+    }
+)
+def main(context: typer.Context) -> int:
+    """Run the daemon: one cache for all engines of this node."""
+    given = _parse(context.args)
+    flags = {**_settings_file(given.settings), **settings(given)}
+    path = given.config
+
+    def read() -> Effective:
+        return load(path, flags=flags)
+
+    effective = read()
+    options = _options(given)
+    report = _daemonize(given.log_file) if given.daemonize else None
+    if given.private:
+        with suppress(OSError):  # an engine may have been bound to a few cores
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    logging.basicConfig(level=logging.WARNING, format=_LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("lmcache").setLevel(effective.config.log_level.upper())
+    for note in effective.notes:
+        logging.getLogger("lmcache.server").warning("%s", note)
+
+    def ready(daemon: Daemon) -> None:
+        _banner(daemon)
+        _notify("READY=1")
+        if report is not None:
+            os.write(report, b"+")
+            os.close(report)
+
+    try:
+        shutdown = asyncio.run(Daemon(effective, options, reload=read, ready=ready).run())
+    except Exception as error:
+        if report is not None:  # named boundary: the foreground process prints it
+            os.write(report, str(error).encode()[:4000])
+        raise
+    for tier, trouble in shutdown.errors.items():
+        remark(f"tier {tier}: {trouble}")
+    if shutdown.unwritten:
+        remark(f"{text(shutdown.unwritten)} were not written")
+    sys.stderr.flush()
+    # A tier that hangs in the kernel must not keep the process; everything else has ended.
+    os._exit(int(bool(shutdown.errors or shutdown.unwritten)))
+
+
+def settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Configuration keys that the flags stand for.
+
+    Raises:
+        ConfigError: a flag that is refused, or a tier that is none.
+    """
+    for flag in FLAGS:
+        value = getattr(given, flag.attribute)
+        if flag.effect is Effect.REFUSED and value not in (None, False):
+            raise ConfigError(f"{flag.name} is not supported: {flag.what}")
+        if flag.effect is Effect.NOTHING and value not in (None, False):
+            remark(f"{flag.name} has no effect: {flag.what}")
+    found = {
+        flag.to: getattr(given, flag.attribute)
+        for flag in FLAGS
+        if flag.to and getattr(given, flag.attribute) not in (None, False)
+    }
+    if given.l2_adapter:
+        memory: dict[str, Any] = {}
+        if "max_local_cpu_size" in found:
+            memory["size"] = f"{found.pop('max_local_cpu_size')}GiB"
+        if found.pop("local_cpu_use_hugepages", False):
+            memory["huge_pages"] = True
+        if "local_disk" in found:
+            raise ConfigError(
+                "--l2-disk-path cannot stand beside --l2-adapter; write it as one more"
+            )
+        policy = found.pop("cache_policy", None)
+        tiers = [{"cpu": memory}, *(_adapter(written) for written in given.l2_adapter)]
+        if policy is not None:
+            for tier in tiers:
+                for options in tier.values():
+                    options.setdefault("policy", policy.lower())
+        found["tiers"] = tiers
+    return found
+
+
+def _adapter(written: str) -> dict[str, dict[str, Any]]:
+    try:
+        options = json.loads(written)
+        kind = options.pop("type")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f'--l2-adapter takes an object with a type, such as \'{{"type": "disk", ...}}\', not {written[:80]!r}'
+        ) from error
+    return {str(kind): options}
+
+
+def _settings_file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return dict(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"--settings {path}: no JSON object can be read: {error}") from error
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lmcache server", allow_abbrev=False, argument_default=None,
+        description="Run the daemon: one cache for all engines of this node.",
+    )  # fmt: skip
+    for flag in FLAGS:
+        shown = flag.what if flag.effect is Effect.MAPPED else argparse.SUPPRESS
+        if flag.name == "--l2-adapter":
+            parser.add_argument(flag.name, action="append", metavar=flag.value, help=shown)
+        elif flag.value:
+            parser.add_argument(flag.name, metavar=flag.value, help=shown)
+        else:
+            parser.add_argument(flag.name, action="store_true", help=shown)
+    return parser.parse_args(list(arguments))
+
+
+def _options(given: argparse.Namespace) -> Options:
+    port = _number("--port", given.port, 0 if given.private else DEFAULT_PORT)
+    if given.arena_mode not in (None, *_MODES):
+        raise ConfigError(f"--arena-mode is {' or '.join(_MODES)}, not {given.arena_mode!r}")
+    token = os.environ.get("LMCACHE_SERVER_TOKEN", "")
+    if given.token_file:
+        try:
+            token = Path(given.token_file).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"--token-file {given.token_file}: {error.strerror}") from error
+    host = given.host or "localhost"
+    if not token and host not in ("localhost", "127.0.0.1", "::1"):
+        raise ConfigError(f"--host {host} is not this machine alone: it needs --token-file")
+    return Options(
+        path=given.socket or socket_path(runtime_folder(), f"port-{port}"),
+        host=host,
+        port=port,
+        token=Secret(token),
+        access=_MODES[given.arena_mode or ("shared-rw" if given.private else "sealed")],
+        overcommit=given.overcommit,
+        grace=_number("--grace", given.grace, 30.0) if given.private else None,
+        drain=_number("--drain-seconds", given.drain_seconds, 5.0),
+    )
+
+
+def _number(flag: str, written: str | None, default: Any) -> Any:
+    if written is None:
+        return default
+    try:
+        value = type(default)(written)
+    except ValueError as error:
+        raise ConfigError(f"{flag} takes a number, not {written!r}") from error
+    if not 0 <= value < 1 << 16:
+        raise ConfigError(f"{flag} is out of range: {written}")
+    return value
+
+
+def _banner(daemon: Daemon) -> None:
+    config, options = daemon.effective.config, daemon.options
+    tcp = f", tcp {options.host}:{options.port}" if options.port else ""
+    if options.port:
+        tcp += " (token)" if options.token else " (hello only: no token)"
+    remark(f"lmcache server {__version__} (pid {os.getpid()}) serves on {options.path}{tcp}")
+    remark(
+        f"memory: {text(daemon.manager.pool.capacity)}, {options.mode}; chunk_size {config.engine.chunk_size}"
+    )
+    for tier in daemon.manager.tiers:
+        wrapped = ", ".join(choice.name for choice in tier.config.serde)
+        size = f", {text(tier.config.size)}" if tier.config.size else ""
+        state = "ready" if tier.usable else "not answering yet"
+        remark(
+            f"tier {tier.name}: {tier.config.plugin}{size}{', ' + wrapped if wrapped else ''}, {state}"
+        )
+
+
+def _notify(state: str) -> None:
+    """Tell a service manager (sd_notify)."""
+    import socket
+
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)
+
+
+def _daemonize(log_file: str | None) -> int:
+    """Go on in a process of its own session; this one waits for news and ends. Returns where to say ``+``."""
+    told, report = os.pipe()
+    if os.fork():
+        os.close(report)
+        with os.fdopen(told, "rb") as news:
+            said = news.read()
+        if said != b"+":
+            print(
+                f"lmcache: {said.decode(errors='replace') or 'the daemon ended'}", file=sys.stderr
+            )
+            os._exit(2)
+        os._exit(0)
+    os.close(told)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if log_file else nowhere
+    for target, source in ((0, nowhere), (1, log), (2, log)):
+        os.dup2(source, target)
+    return report

@@ -1,0 +1,404 @@
+"""One connection on the daemon's loop: frames in, replies out, values streamed straight from and to the arena.
+
+Nothing here waits. What cannot be sent at once is kept and the connection is not read until it is gone; a
+client that sends faster than it reads only stops itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from lmcache_core.memory.leases import OwnerProcess
+from lmcache_core.spi.errors import BackendError, ConfigError
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
+from lmcache_core.wire.link import peer
+from lmcache_server.session import Session
+
+if TYPE_CHECKING:
+    from lmcache_server.daemon import Daemon
+
+_ROOM = 1 << 16
+_SLICE = 1 << 20
+"""Most raw bytes moved before other connections get their turn."""
+_MOST_WAITING = 64
+"""Requests of one connection that wait for a tier at once."""
+_PEERPIDFD = 77  # SO_PEERPIDFD, Linux 6.5
+_MOST_HELLO = 4096
+"""Longest frame before the hello was accepted."""
+
+
+class Connection:
+    """See the module.
+
+    Args:
+        local: over the unix socket.
+    """
+
+    def __init__(self, daemon: Daemon, sock: socket.socket, *, local: bool) -> None:
+        self.daemon = daemon
+        self.local = local
+        self.session: Session | None = None
+        self.peer = "unix" if local else str(sock.getpeername())
+        self._socket = sock
+        self._loop = daemon.loop
+        self._pid = 0
+        self._pidfds: list[int] = []
+        self._pending: Session | None = None
+        self._challenge = b""
+        self._buffer = bytearray(_ROOM)
+        self._begin = self._end = 0
+        self._out: deque[memoryview] = deque()
+        self._sent: deque[tuple[int, Callable[[], None]]] = deque()
+        self._queued = self._gone_out = 0
+        self._into: deque[memoryview] = deque()
+        self._filled: Callable[[bool], None] | None = None
+        self._waiting = 0
+        self._reading = self._writing = False
+        self._closed = False
+        sock.setblocking(False)
+        if local:
+            self._pid, uid = peer(sock)
+            if uid != os.geteuid():
+                daemon.refuse(self.peer, f"user {uid} is not {os.geteuid()}")
+                self._closed = True
+                sock.close()
+                return
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        daemon.connections.add(self)
+        self._read(True)
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def _read(self, on: bool) -> None:
+        if on != self._reading and not self._closed:
+            self._reading = on
+            if on:
+                self._loop.add_reader(self._socket.fileno(), self._readable)
+            else:
+                self._loop.remove_reader(self._socket.fileno())
+
+    def _readable(self) -> None:
+        begun = time.perf_counter()
+        try:
+            if self._into:
+                self._fill()
+            else:
+                self._receive()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.close()
+        except (DecodeError, ValueError, struct.error) as error:
+            self.daemon.refuse(self.peer, f"not understood: {error}")
+            self.close()
+        except Exception:
+            self.daemon.log.exception("a request of %s failed", self.session or self.peer)
+            self.close()
+        spent = time.perf_counter() - begun
+        if spent > self.daemon.slowest:
+            self.daemon.slowest = spent
+
+    def _receive(self) -> None:
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._end == len(self._buffer):
+            left = self._end - self._begin
+            self._buffer[:left] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, left
+        with memoryview(self._buffer) as view, view[self._end :] as room:
+            if self.session is None and self.local:
+                space = socket.CMSG_SPACE(16)
+                got, extra, _, _ = self._socket.recvmsg_into([room], space)
+                for level, kind, data in extra:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        self._pidfds += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+            else:
+                got = self._socket.recv_into(room)
+        if not got:
+            self.close()
+            return
+        self._end += got
+        self._parse()
+
+    def _parse(self) -> None:
+        """Handle every whole frame that is there."""
+        while not self._closed and not self._into and self._waiting < _MOST_WAITING:
+            have = self._end - self._begin
+            if have < LENGTH.size:
+                break
+            (nbytes,) = LENGTH.unpack_from(self._buffer, self._begin)
+            if nbytes > (_MOST_HELLO if self.session is None else records.MOST_FRAME):
+                raise ValueError(f"a frame of {nbytes} bytes")
+            if have < LENGTH.size + nbytes:
+                if len(self._buffer) - self._begin < LENGTH.size + nbytes:
+                    self._buffer.extend(bytes(LENGTH.size + nbytes))
+                break
+            begin = self._begin + LENGTH.size
+            self._begin = begin + nbytes
+            with memoryview(self._buffer) as view, view[begin : self._begin] as body:
+                record = decode_request(body)
+            self._handle(record)
+        self._read(self._waiting < _MOST_WAITING and not self._queued_much())
+
+    def _queued_much(self) -> bool:
+        return self._queued - self._gone_out > _SLICE
+
+    def _handle(self, record: records.Record) -> None:
+        if self.session is None:
+            self._greet(record)
+            return
+        try:
+            answer = self.daemon.handle(self, self.session, record)
+        except (ConfigError, BackendError) as error:
+            assert isinstance(record, records.Message)
+            self.reply(replies.Failed(record.id, kind_of(error), str(error)[:1000]))
+            return
+        if answer is None:
+            return
+        if isinstance(answer, records.Message):
+            self.reply(answer)
+            return
+        assert isinstance(record, records.Message)
+        self._waiting += 1
+        self.daemon.work(self._answer(record.id, answer))
+
+    async def _answer(self, id: int, answer: object) -> None:
+        """Wait for a verb that needs other tiers, then reply."""
+        try:
+            reply = await answer  # type: ignore[misc]
+        except (ConfigError, BackendError) as error:
+            reply = replies.Failed(id, kind_of(error), str(error)[:1000])
+        finally:
+            self._waiting -= 1
+        if not self._closed:
+            self.reply(reply)
+            self._parse()
+
+    def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
+        """Read raw bytes that follow the record into memory, then go on; ``done(False)``: they never came."""
+        self._into.extend(view for view in into if view.nbytes)
+        self._filled = done
+        while self._into and self._begin < self._end:
+            view = self._into[0]
+            take = min(view.nbytes, self._end - self._begin)
+            view[:take] = memoryview(self._buffer)[self._begin : self._begin + take]
+            self._begin += take
+            self._advance(take)
+        if not self._into:
+            self._end_fill()
+
+    def _fill(self) -> None:
+        got = self._socket.recv_into(self._into[0][:_SLICE])
+        if not got:
+            self.close()
+            return
+        self._advance(got)
+        if not self._into:
+            self._end_fill()
+            self._parse()
+
+    def _advance(self, nbytes: int) -> None:
+        view = self._into.popleft()
+        if nbytes < view.nbytes:
+            self._into.appendleft(view[nbytes:])
+
+    def _end_fill(self) -> None:
+        done, self._filled = self._filled, None
+        if done is not None:
+            done(True)
+
+    # -- hello ---------------------------------------------------------------------------------------------
+
+    def _greet(self, record: records.Record) -> None:
+        """Serve the two records that come before a session."""
+        if isinstance(record, records.Auth) and self._pending is not None:
+            expected = hmac.digest(
+                self.daemon.options.token.encode(), self._challenge + self.daemon.boot, "sha256"
+            )
+            self._challenge = b""  # one try
+            if not hmac.compare_digest(expected, record.mac):
+                self.daemon.refuse(self.peer, "wrong token")
+                self.reply(replies.Failed(record.id, "denied", "wrong token"))
+                self.close()
+                return
+            self._enter(self._pending)
+            self.reply(replies.Done(record.id))
+            return
+        if not isinstance(record, records.Hello):
+            id = record.id if isinstance(record, records.Message) else 0
+            self.daemon.refuse(self.peer, f"{type(record).__name__.lower()} before hello")
+            self.reply(
+                replies.Failed(id, "denied", "say hello first; without the token that is all")
+            )
+            self.close()
+            return
+        welcome = self.daemon.welcome(record.id)
+        if record.version != records.VERSION or record.probe != welcome.probe:
+            self.reply(welcome)  # it says itself what differs
+            self.close()
+            return
+        if self.local:
+            session = self._local_session(record)
+            if session is None:
+                self.reply(
+                    replies.Failed(record.id, "denied", "no pidfd of this process to be had")
+                )
+                self.close()
+                return
+            self._enter(session)
+            welcome.session = session.token
+            welcome.segments, descriptors = self.daemon.segments(0)
+            self.reply(welcome, descriptors=descriptors)
+        else:
+            if self.daemon.options.token:
+                self._challenge = welcome.challenge = secrets.token_bytes(32)
+                known = self.daemon.sessions.by_token.get(record.session)
+                if known is None or known.process is not None:
+                    known = Session(secrets.token_bytes(16), record.name, None, record.pid)
+                self._pending = known
+                welcome.session = known.token
+            self.reply(welcome)
+
+    def _local_session(self, hello: records.Hello) -> Session | None:
+        sessions = self.daemon.sessions
+        session = sessions.find(hello.session, self._pid or hello.pid) if hello.session else None
+        if session is not None:
+            if hello.held is not None and not session.connections:
+                sessions.reclaim(session, hello.held)
+            if session.token not in sessions.by_token:  # it held nothing else and was over
+                session = None
+        if session is None:
+            pidfd = self._pidfd()
+            if pidfd < 0:
+                return None
+            process = OwnerProcess(pidfd, hello.name)
+            session = sessions.open(hello.name, process, self._pid or hello.pid)
+            self.daemon.watch(session)
+        for descriptor in self._pidfds:
+            os.close(descriptor)
+        self._pidfds.clear()
+        return session
+
+    def _pidfd(self) -> int:
+        """Of the peer: from the kernel, or (from another pid namespace) sent by itself."""
+        with suppress(OSError):
+            return self._socket.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
+        with suppress(OSError):
+            if self._pid:
+                return os.pidfd_open(self._pid)
+        return self._pidfds.pop() if self._pidfds else -1
+
+    def _enter(self, session: Session) -> None:
+        self.session = session
+        self.daemon.sessions.by_token.setdefault(session.token, session)
+        session.connections.add(self)
+
+    # -- out -----------------------------------------------------------------------------------------------
+
+    def reply(
+        self,
+        record: Reply | Notice,
+        *,
+        descriptors: Sequence[int] = (),
+        values: Sequence[memoryview] = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a record, raw bytes behind it; ``sent`` is called when all of it has left."""
+        if self._closed:
+            if sent is not None:
+                sent()
+            return
+        data = memoryview(frame(record))
+        if not self._out and not values:
+            try:
+                if descriptors:
+                    rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                    data = data[self._socket.sendmsg([data], ancillary) :]
+                else:
+                    data = data[self._socket.send(data) :]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                self.close()
+                return
+            if not data:
+                return
+        for view in (data, *values):
+            if view.nbytes:
+                self._out.append(view)
+                self._queued += view.nbytes
+        if sent is not None:
+            self._sent.append((self._queued, sent))
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        try:
+            batch: list[memoryview] = []
+            room = _SLICE
+            for view in self._out:
+                batch.append(view[:room])
+                room -= batch[-1].nbytes
+                if not room or len(batch) == 16:
+                    break
+            count = self._socket.sendmsg(batch)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        self._gone_out += count
+        while count:
+            view = self._out.popleft()
+            if count < view.nbytes:
+                self._out.appendleft(view[count:])
+                break
+            count -= view.nbytes
+        while self._sent and self._sent[0][0] <= self._gone_out:
+            self._sent.popleft()[1]()
+        if not self._out:
+            self._writing = False
+            self._loop.remove_writer(self._socket.fileno())
+        if not self._reading and not self._queued_much():
+            self._read(True)
+            self._loop.call_soon(self._parse)
+
+    def close(self) -> None:
+        """End the connection; idempotent. What it holds is the session's business."""
+        if self._closed:
+            return
+        self._read(False)
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+        self._closed = True
+        self._socket.close()
+        self._out.clear()
+        self._into.clear()
+        if self._filled is not None:
+            self._filled(False)
+        while self._sent:
+            self._sent.popleft()[1]()
+        for descriptor in self._pidfds:
+            os.close(descriptor)
+        self._pidfds.clear()
+        self.daemon.connections.discard(self)
+        if self.session is not None:
+            self.daemon.sessions.closed(self.session, self)
+
+
+def kind_of(error: Exception) -> str:
+    """What ``Failed.kind`` says of an error."""
+    return "config" if isinstance(error, ConfigError) else "request"

@@ -1,0 +1,421 @@
+"""The control process: one loop, one storage manager, sockets in front of it.
+
+The loop does control only. Bytes of a hot hit never pass it, HTTP and exporters are other processes that speak
+the protocol, and a turn that takes longer than a millisecond shows in ``describe`` (``slowest_turn_s``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lmcache_core import __version__
+from lmcache_core.config import Effective, Share
+from lmcache_core.identity import EXACT, probe_digest
+from lmcache_core.memory.arena import Access
+from lmcache_core.observers import Emitter, Metrics
+from lmcache_core.spi import ConfigError, LMCacheError, Secret
+from lmcache_core.storage.build import build, default_context
+from lmcache_core.storage.results import Shutdown
+from lmcache_core.wire import records, replies
+from lmcache_server.admin import ADMIN_VERBS
+from lmcache_server.connection import Connection
+from lmcache_server.engines import Engines
+from lmcache_server.session import Session, Sessions
+from lmcache_server.verbs import VALUE_VERBS, Answer
+
+VERBS = {**VALUE_VERBS, **ADMIN_VERBS}
+_BACKLOG = 256
+_MOST_CONNECTIONS = 1024
+_MOST_PEERS = 1000
+_STOCK_AGE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a daemon is reached, and how it ends.
+
+    Attributes:
+        path: its unix socket.
+        host, port: TCP; port 0 listens on none.
+        token: for TCP; without one TCP serves the hello only.
+        access: who may write into memory besides the daemon.
+        overcommit: take more memory than the machine has.
+        grace: seconds after its last client at which a private daemon ends; None for a public one.
+        drain: seconds a stop waits for clients, and as many for unwritten values.
+    """
+
+    path: str
+    host: str = "localhost"
+    port: int = 0
+    token: Secret = Secret("")
+    access: Access = Access.OWNER
+    overcommit: bool = False
+    grace: float | None = None
+    drain: float = 5.0
+
+    @property
+    def mode(self) -> str:
+        """What ``--arena-mode`` calls the access."""
+        return "sealed" if self.access is Access.OWNER else self.access.value
+
+
+class Daemon:
+    """See the module.
+
+    Args:
+        reload: reads the configuration again.
+        ready: called when it serves.
+    """
+
+    def __init__(
+        self,
+        effective: Effective,
+        options: Options,
+        *,
+        reload: Callable[[], Effective] | None = None,
+        ready: Callable[[Daemon], None] = lambda daemon: None,
+    ) -> None:
+        self.effective = effective
+        self.options = options
+        self.boot = secrets.token_bytes(16)
+        self.connections: set[Connection] = set()
+        self.slowest = 0.0
+        self.now = time.monotonic
+        self.log = logging.getLogger("lmcache.server")
+        self._reload = reload
+        self._ready = ready
+        self._refused: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._listeners: list[socket.socket] = []
+        self._quotas: dict[str, int] = {}
+        self._stock: tuple[float, bool] = (0.0, False)
+        self._begun = time.time()
+        self._idle_since: float | None = None
+
+    async def run(self) -> Shutdown:
+        """Open, serve until told to stop, and end in time.
+
+        Raises:
+            ConfigError, PluginError: it cannot work as configured, or the socket is another daemon's.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        config, metrics = self.effective.config, Metrics()
+        registry = self.effective.registry
+        observers = [
+            (choice.name, registry.load("observers", choice.name)(choice.options))
+            for choice in config.observers
+        ]
+        events = Emitter(observers, metrics, log=self.log)
+        unix = self._listen_unix()
+        try:
+            self.manager = await build(
+                config, registry, metrics=metrics,
+                context=lambda name: default_context(name, events),
+                access=self.options.access, overcommit=self.options.overcommit,
+            )  # fmt: skip
+            self.sessions = Sessions(self.manager, self._session_over)
+            self.engines = Engines(self.manager, self.log.info)
+            self._serve(unix, local=True)
+            if self.options.port:
+                for each in self._listen_tcp():
+                    self._serve(each, local=False)
+        except BaseException:
+            unix.close()
+            raise
+        for number, call in (
+            (signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload),
+        ):  # fmt: skip
+            self.loop.add_signal_handler(number, call)
+        if self.options.grace is not None:
+            self.work(self._end_when_idle(self.options.grace))
+        self._ready(self)
+        await self._stopping.wait()
+        shutdown = await self._end()
+        events.close()
+        return shutdown
+
+    def stop(self) -> None:
+        """Begin to end (SIGTERM)."""
+        self._stopping.set()
+
+    def handle(self, link: Connection, session: Session, record: records.Record) -> Answer:
+        """Answer one request of an open connection.
+
+        Raises:
+            ConfigError, BackendError: said to the client. ValueError: breaks the protocol.
+        """
+        verb = VERBS.get(type(record))
+        if verb is None:
+            raise ValueError(f"{type(record).__name__.lower()} in the middle of a connection")
+        return verb(self, link, session, record)
+
+    def work(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine to its end; what it raises is logged."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log.error("a request failed: %s", error, exc_info=error)
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def welcome(self, id: int) -> replies.Welcome:
+        config, registry = self.effective.config, self.effective.registry
+        lossy = {
+            choice.name
+            for tier in config.tiers
+            for choice in tier.serde
+            if not registry.load("serdes", choice.name).lossless
+        }
+        return replies.Welcome(
+            id,
+            records.VERSION,
+            probe_digest(),
+            self.boot,
+            os.getpid(),
+            os.geteuid(),
+            list(records.CAPABILITIES),
+            path=self.options.path,
+            writable=self.options.access is Access.SHARED,
+            chunk_size=config.engine.chunk_size,
+            fidelity=f"approx:{'+'.join(sorted(lossy))}" if lossy else EXACT,
+            release=__version__,
+        )
+
+    def segments(self, first: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """Segments from a number on, and their descriptors."""
+        found = [
+            segment
+            for segment in self.manager.pool.arena.segments[first:]
+            if segment.descriptor >= 0
+        ]
+        return [(s.number, s.nbytes, s.backed) for s in found], [s.descriptor for s in found]
+
+    def describe(self) -> bytes:
+        """The document behind ``lmcache describe`` (JSON)."""
+        manager, config = self.manager, self.effective.config
+        manager.measure()
+        snapshot = manager.metrics.snapshot()
+        tiers = [
+            {
+                "name": name,
+                "bytes": int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
+                "chunks": int(snapshot.total("lmcache_tier_chunks", tier=name)),
+                "limit": int(snapshot.total("lmcache_tier_limit_bytes", tier=name)),
+            }
+            for name in (tier.name for tier in manager.tiers)
+        ]
+        stock = manager.pool.accounting()
+        document = {
+            "version": __version__,
+            "boot": self.boot.hex(),
+            "pid": os.getpid(),
+            "started": self._begun,
+            "socket": self.options.path,
+            "tcp": f"{self.options.host}:{self.options.port}" if self.options.port else None,
+            "token": bool(self.options.token),
+            "arena_mode": self.options.mode,
+            "chunk_size": config.engine.chunk_size,
+            "frozen": manager.frozen,
+            "memory": {
+                "tier": manager.context.tier,
+                **{name: getattr(stock, name) for name in stock.__slots__ if name != "usage"},
+            },
+            "tenants": {name or "default": nbytes for name, nbytes in stock.usage.items()},
+            "quotas": self._quotas,
+            "tiers": tiers,
+            "clients": [
+                {
+                    "name": session.name,
+                    "pid": session.pid,
+                    "connections": len(session.connections),
+                    "leases": len(session.leases),
+                    "reservations": len(session.reservations),
+                }
+                for session in self.sessions.by_token.values()
+            ],
+            "engines": {
+                engine.name: {"ranks": engine.ranks, "missing": engine.missing}
+                for engine in self.engines.by_name.values()
+            },
+            "slowest_turn_s": self.slowest,
+        }
+        return json.dumps(document).encode()
+
+    def crowded(self) -> bool:
+        """Whether leases hold their whole share of memory; looked at now and then, as it costs."""
+        now = self.now()
+        if now - self._stock[0] > _STOCK_AGE_S:
+            share = self.effective.config.manager.offers
+            pool = self.manager.pool
+            self._stock = (now, pool.accounting().leased > pool.capacity * share)
+        return self._stock[1]
+
+    def set_quota(self, tenant: str, nbytes: int | None) -> None:
+        """Limit a tenant's share of memory from now on."""
+        if nbytes is None:
+            self._quotas.pop(tenant, None)
+        else:
+            self._quotas[tenant] = nbytes
+        quotas = dict(self._quotas)
+        self.manager.pool.set_quotas(quotas, quotas.pop("default", None))
+
+    def refuse(self, peer: str, why: str) -> None:
+        """Log what a peer did wrong, once per peer."""
+        if peer not in self._refused and len(self._refused) < _MOST_PEERS:
+            self._refused.add(peer)
+            self.log.warning("refused %s: %s", peer, why)
+
+    # -- sessions ------------------------------------------------------------------------------------------
+
+    def watch(self, session: Session) -> None:
+        """Notice the end of a session's process."""
+        assert session.process is not None
+        self.loop.add_reader(session.process.fileno(), self._gone, session)
+
+    def _gone(self, session: Session) -> None:
+        self.sessions.gone(session)
+
+    def _session_over(self, session: Session) -> None:
+        self.engines.ended(session)
+        if session.process is not None:
+            self.loop.remove_reader(session.process.fileno())
+            session.process.discard()
+
+    # -- sockets -------------------------------------------------------------------------------------------
+
+    def _listen_unix(self) -> socket.socket:
+        path = self.options.path
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
+            raise ConfigError(f"another daemon serves {path}; stop it or choose another --socket")
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ConfigError(f"{path} is in the way: it is no socket")
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        umask = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(umask)
+        listener.listen(_BACKLOG)
+        return listener
+
+    def _listen_tcp(self) -> list[socket.socket]:
+        found: list[socket.socket] = []
+        host, port = self.options.host, self.options.port
+        try:
+            for family, kind, protocol, _, address in socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                listener = socket.socket(family, kind, protocol)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                found.append(listener)
+                listener.bind(address)
+                listener.listen(_BACKLOG)
+        except OSError as error:
+            for listener in found:
+                listener.close()
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        return found
+
+    def _serve(self, listener: socket.socket, *, local: bool) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self.loop.add_reader(listener.fileno(), self._accept, listener, local)
+
+    def _accept(self, listener: socket.socket, local: bool) -> None:
+        with suppress(BlockingIOError, InterruptedError, ConnectionError):
+            sock, _ = listener.accept()
+            if len(self.connections) >= _MOST_CONNECTIONS:
+                self.refuse("everybody", f"{_MOST_CONNECTIONS} connections are open")
+                sock.close()
+                return
+            Connection(self, sock, local=local)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Take over what may change live (SIGHUP): log level, tenants' quotas, limits of lower tiers."""
+        if self._reload is None:
+            return
+        try:
+            fresh = self._reload()
+        except LMCacheError as error:
+            self.log.error("configuration not reloaded: %s", error)
+            return
+        old, new = self.effective.config, fresh.config
+        logging.getLogger("lmcache").setLevel(new.log_level.upper())
+        size = self.manager.pool.capacity
+        quotas = {
+            name: int(size * each.quota) if isinstance(each.quota, Share) else int(each.quota)
+            for name, each in new.tenants.items()
+            if each.quota is not None
+        }
+        self._quotas = quotas
+        self.manager.pool.set_quotas(
+            {name: n for name, n in quotas.items() if name != "default"}, quotas.get("default")
+        )
+        limits = {tier.name: tier.size for tier in new.tiers}
+        for tier in self.manager.tiers:
+            limit = limits.get(tier.name)
+            if limit is not None and tier.holdings is not None:
+                self.work(self.manager.set_limit(tier.name, int(limit)))
+        if [t.name for t in old.tiers] != [t.name for t in new.tiers] or old.engine != new.engine:
+            self.log.warning("tiers and chunks change with a restart only; the rest is reloaded")
+        else:
+            self.log.info("configuration reloaded")
+        self.effective = fresh
+
+    async def _end_when_idle(self, grace: float) -> None:
+        alone = self.now()
+        while True:
+            await asyncio.sleep(min(1.0, grace / 4))
+            if self.sessions.connected:
+                alone = self.now()
+            elif self.now() - alone >= grace:
+                self.log.info("no client for %g s: ending", grace)
+                self.stop()
+                return
+
+    async def _end(self) -> Shutdown:
+        """Drain, flush, close, in time."""
+        for listener in self._listeners:
+            self.loop.remove_reader(listener.fileno())
+            listener.close()
+        with suppress(OSError):
+            os.unlink(self.options.path)
+        self.manager.freeze()
+        for link in list(self.connections):
+            if link.session is not None:
+                link.reply(replies.Boot(self.boot, "stopping"))
+                link.reply(replies.Revoke([]))
+        until = self.now() + self.options.drain
+        while self.now() < until and any(not s.empty for s in self.sessions.by_token.values()):
+            await asyncio.sleep(0.02)  # releases come from connections one by one
+        self.manager.unfreeze()
+        shutdown = await self.manager.aclose(deadline=self.now() + self.options.drain)
+        for link in list(self.connections):
+            link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        return shutdown

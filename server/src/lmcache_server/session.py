@@ -1,0 +1,165 @@
+"""Who holds what: sessions of client processes, and the proof of their end.
+
+A session belongs to one process and may have several connections. When the last one closes, service ends and
+nothing else: what the process reserved goes to quarantine, what it leased stays, until it says so itself on a
+new connection, or until its pidfd proves that it is gone. Clients that only stream have no memory to touch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from lmcache_core.memory.leases import Held, OwnerProcess
+from lmcache_core.memory.pool import Pool
+from lmcache_core.spi import Lease, Reservation
+from lmcache_core.storage.manager import StorageManager
+
+if TYPE_CHECKING:
+    from lmcache_server.connection import Connection
+
+
+class Shared(Protocol):
+    """A reservation that several processes fill."""
+
+    held: Held
+
+    def abort(self, session: Session, /) -> None: ...
+    def leave(self, session: Session, /) -> None: ...
+
+
+class Session:
+    """One client process. Also the owner of what it holds, as the pool sees it.
+
+    Attributes:
+        process: proof of its end; None for a client that only streams.
+        leases, reservations: what was granted, by number.
+    """
+
+    def __init__(self, token: bytes, name: str, process: OwnerProcess | None, pid: int) -> None:
+        self.token = token
+        self.name = name
+        self.process = process
+        self.pid = pid
+        self.connections: set[Connection] = set()
+        self.leases: dict[int, Sequence[Lease | None]] = {}
+        self.reservations: dict[int, Reservation | Shared] = {}
+
+    @property
+    def empty(self) -> bool:
+        return not self.leases and not self.reservations
+
+    def __repr__(self) -> str:
+        return f"Session({self.name!r})"
+
+
+class Sessions:
+    """All sessions of a daemon.
+
+    Args:
+        ended: told when a session is over.
+    """
+
+    def __init__(self, manager: StorageManager, ended: Callable[[Session], None]) -> None:
+        self.manager = manager
+        self.by_token: dict[bytes, Session] = {}
+        self._ended = ended
+        # Random, so that a number of an earlier boot never names something of this one.
+        self._grant = secrets.randbits(40) << 20
+
+    @property
+    def pool(self) -> Pool:
+        return self.manager.pool
+
+    def __len__(self) -> int:
+        return len(self.by_token)
+
+    @property
+    def connected(self) -> int:
+        return sum(bool(session.connections) for session in self.by_token.values())
+
+    def number(self) -> int:
+        """A number for a new grant."""
+        self._grant += 1
+        return self._grant
+
+    def find(self, token: bytes, pid: int) -> Session | None:
+        """The session a process may join: its own."""
+        session = self.by_token.get(token)
+        return session if session is not None and session.pid == pid else None
+
+    def open(
+        self, name: str, process: OwnerProcess | None, pid: int, token: bytes = b""
+    ) -> Session:
+        token = token or secrets.token_bytes(16)
+        session = self.by_token[token] = Session(token, name, process, pid)
+        return session
+
+    def reclaim(self, session: Session, held: Iterable[int]) -> None:
+        """A client that joins alone says what it still uses; the rest is over."""
+        keep = set(held)
+        self.release(session, [grant for grant in session.leases if grant not in keep])
+        self.abort(session, [grant for grant in session.reservations if grant not in keep])
+
+    def release(
+        self, session: Session, grants: Iterable[int], parts: Iterable[tuple[int, list[int]]] = ()
+    ) -> None:
+        """End leases; unknown numbers are ignored."""
+        for grant in grants:
+            leases = session.leases.pop(grant, None)
+            if leases is not None:
+                self.manager.release(leases)
+        for grant, positions in parts:
+            leases = session.leases.get(grant)
+            if leases is not None:
+                self.manager.release([leases[at] for at in positions if at < len(leases)])
+        self._forget_if_over(session)
+
+    def abort(self, session: Session, grants: Iterable[int]) -> None:
+        """End reservations; unknown numbers are ignored."""
+        for grant in grants:
+            held = session.reservations.pop(grant, None)
+            if isinstance(held, Held):
+                self.manager.abort(held)
+            elif held is not None:
+                held.abort(session)  # type: ignore[union-attr]
+        self._forget_if_over(session)
+
+    def closed(self, session: Session, connection: Connection) -> None:
+        """A connection has closed; with the last one service ends."""
+        session.connections.discard(connection)
+        if session.connections or session.token not in self.by_token:
+            return
+        if session.process is None:
+            self._end(session)
+            return
+        self.pool.close_owner(session, proof=False)
+        for held in session.reservations.values():
+            if not isinstance(held, Held):
+                held.leave(session)  # type: ignore[union-attr]
+        self._forget_if_over(session)
+
+    def gone(self, session: Session) -> None:
+        """The process has ended: everything comes back."""
+        assert session.process is not None and session.process.gone()
+        for connection in list(session.connections):
+            connection.close()
+        self._end(session)
+
+    def _end(self, session: Session) -> None:
+        if self.by_token.pop(session.token, None) is None:
+            return
+        for held in session.reservations.values():
+            if not isinstance(held, Held):
+                held.abort(session)  # type: ignore[union-attr]
+            else:
+                self.manager.abort(held)
+        self.pool.close_owner(session, proof=True)
+        session.leases.clear()
+        session.reservations.clear()
+        self._ended(session)
+
+    def _forget_if_over(self, session: Session) -> None:
+        if not session.connections and session.empty:
+            self._end(session)

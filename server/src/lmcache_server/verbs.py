@@ -1,0 +1,318 @@
+"""What the daemon does with each request on values. Plain answers, or coroutines where other tiers are asked."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmcache_core.memory.leases import Held, Leases
+from lmcache_core.spi import ConfigError, Key, Lease, Refusal
+from lmcache_core.storage.results import Loaded, Lookup, Place, Reason
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import Reply, to_keys
+from lmcache_server.engines import Joint
+from lmcache_server.session import Session
+
+if TYPE_CHECKING:
+    from lmcache_server.connection import Connection
+    from lmcache_server.daemon import Daemon
+
+Answer = Reply | Coroutine[Any, Any, Reply] | None
+Verb = Callable[["Daemon", "Connection", Session, Any], Answer]
+IDENTITY = 16
+
+
+def ping(daemon: Daemon, link: Connection, session: Session, ask: records.Ping) -> Answer:
+    return replies.Done(ask.id)
+
+
+def segments(daemon: Daemon, link: Connection, session: Session, ask: records.Segments) -> Answer:
+    if not link.local:
+        raise ConfigError("memory is handed out over the unix socket only")
+    found, descriptors = daemon.segments(ask.first)
+    link.reply(replies.Mapped(ask.id, found), descriptors=descriptors)
+    return None
+
+
+def find(daemon: Daemon, link: Connection, session: Session, ask: records.Find) -> Answer:
+    keys, manager = to_keys(ask.keys), daemon.manager
+    there = manager.lookup_resident(keys)
+    if None not in there or not manager.tiers:
+        name = manager.context.tier
+        return _found(ask.id, Lookup(tuple(None if n is None else Place(name, n) for n in there)))
+
+    async def work() -> Reply:
+        deadline = daemon.now() + ask.seconds
+        return _found(ask.id, await manager.lookup(keys, deadline=deadline, tokens=ask.tokens))
+
+    return work()
+
+
+def _found(id: int, lookup: Lookup) -> replies.Found:
+    tiers = list(dict.fromkeys(place.tier for place in lookup.places if place is not None))
+    return replies.Found(
+        id,
+        tiers,
+        [-1 if place is None else tiers.index(place.tier) for place in lookup.places],
+        [0 if place is None else place.nbytes for place in lookup.places],
+        list(lookup.unanswered),
+    )
+
+
+def load(daemon: Daemon, link: Connection, session: Session, ask: records.Load) -> Answer:
+    keys, manager = to_keys(ask.keys), daemon.manager
+    if daemon.crowded():
+        return replies.Granted(ask.id, 0, b"", b"", Reason.FULL.value)
+    leases = manager.lease(keys, session, tokens=ask.tokens)
+    if leases.left == len(keys):
+        return _grant(daemon, link, session, ask, Loaded(leases, Reason.COMPLETE))  # type: ignore[arg-type]
+    if not manager.tiers and not manager.loader.flights:
+        good = leases.leading()
+        if not good:
+            manager.release(leases)
+            return replies.Granted(ask.id, 0, b"", b"", Reason.MISS.value)
+        manager.release([leases[at] for at in range(good, len(keys))])
+        return _grant(daemon, link, session, ask, Loaded(leases, Reason.MISS), good)  # type: ignore[arg-type]
+
+    async def work() -> Reply | None:
+        loaded = await manager.complete(
+            keys, session, leases, deadline=daemon.now() + ask.seconds, tokens=ask.tokens,
+            tenant=ask.tenant,
+        )  # fmt: skip
+        if session.token not in daemon.sessions.by_token:
+            manager.release(loaded.leases)  # the client has gone meanwhile
+            return replies.Granted(ask.id, 0, b"", b"", Reason.CLOSED.value)
+        return _grant(daemon, link, session, ask, loaded)
+
+    return work()  # type: ignore[return-value]
+
+
+def _grant(
+    daemon: Daemon,
+    link: Connection,
+    session: Session,
+    ask: records.Load,
+    loaded: Loaded,
+    count: int | None = None,
+) -> Reply | None:
+    leases: Sequence[Lease | None] = loaded.leases
+    reason = loaded.reason.value
+    if not leases:
+        return replies.Granted(ask.id, 0, b"", b"", reason)
+    if isinstance(leases, Leases):
+        packed, identities = pack(leases, len(leases) if count is None else count)
+    else:
+        loans = [lease for lease in leases if lease is not None]
+        extents = [lease.extent for lease in loans]
+        packed = b"".join(struct.pack("<4Q", *_words(extent)) for extent in extents)
+        identities = b"".join(lease.identity for lease in loans)
+    if ask.stream:
+        values = [leases[at].view for at in range(len(packed) // 32)]  # type: ignore[union-attr]
+        link.reply(
+            replies.Granted(ask.id, 0, packed, identities, reason),
+            values=values,
+            sent=lambda: daemon.manager.release(leases),
+        )
+        return None
+    grant = daemon.sessions.number()
+    session.leases[grant] = leases
+    return replies.Granted(ask.id, grant, packed, identities, reason)
+
+
+def _words(extent: Any) -> tuple[int, int, int, int]:
+    return extent.segment, extent.base, extent.nbytes, extent.generation
+
+
+def pack(leases: Leases, count: int) -> tuple[bytes, bytes]:
+    """Extents and identities of the first ``count`` leases, straight from the index's columns."""
+    index, segments = leases.columns, leases.arena.segments
+    places, positions, nbytes = index.places, index.positions, index.nbytes
+    words: list[int] = []
+    for slot in leases.slots[:count]:
+        slab = places[slot]
+        number = slab.segment
+        base = slab.base + positions[slot] * slab.size
+        words += (number, base, nbytes[slot], segments[number].generation(base))
+    identity = index.identity
+    return array("Q", words).tobytes(), b"".join([identity(s) for s in leases.slots[:count]])
+
+
+def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Reserve) -> Answer:
+    keys, manager = to_keys(ask.keys), daemon.manager
+    if len(ask.sizes) != 8 * len(keys):
+        raise ConfigError(f"{len(ask.sizes)} bytes are not the sizes of {len(keys)} values")
+    sizes = array("Q", ask.sizes)
+    if not link.local and sum(sizes) > records.MOST_VALUE:
+        raise ConfigError(f"more than {records.MOST_VALUE} bytes in one request")
+    wants = list(zip(keys, sizes, strict=True))
+    grants: list[int] = []
+    refusals: list[str] = []
+    words: list[int] = []
+    if ask.engine:
+        answers = _joint(daemon, session, ask, wants)
+    else:
+        answers = list(
+            manager.reserve(wants, session, tenant=ask.tenant, cost=ask.cost, tags=ask.tags)
+        )
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            grants.append(0)
+            refusals.append(answer.value)
+            continue
+        held = answer.held if isinstance(answer, Joint) else answer
+        grants.append(daemon.sessions.number())
+        session.reservations[grants[-1]] = answer
+        words += _words(held.extent)
+    return replies.Reserved(ask.id, grants, refusals, array("Q", words).tobytes())
+
+
+def _joint(
+    daemon: Daemon, session: Session, ask: records.Reserve, wants: list[tuple[Key, int]]
+) -> list[Any]:
+    """Reservations that all ranks of an engine fill."""
+    engine = daemon.engines.find(ask.engine)
+    engine.rank_of(session)
+    answers: list[Any] = []
+    for key, nbytes in wants:
+        joint = engine.joints.get(key)
+        if joint is None:
+            if key.group >= len(engine.specs):
+                raise ConfigError(f"engine {engine.name!r} has no group {key.group}")
+            spec, room = engine.specs[key.group]
+            if nbytes != room + spec.nbytes:
+                raise ConfigError(f"a full chunk has {room + spec.nbytes} bytes, not {nbytes}")
+            joint = Joint(engine, key, ask.tags, daemon.manager)
+            (held,) = daemon.manager.reserve(
+                [(key, nbytes)], joint, tenant=ask.tenant, cost=ask.cost, tags=ask.tags
+            )
+            if isinstance(held, Refusal):
+                answers.append(held)
+                continue
+            assert isinstance(held, Held)
+            joint.held = held
+            engine.joints[key] = joint
+        elif joint.held.nbytes != nbytes:
+            raise ConfigError(f"{key!r} has {joint.held.nbytes} bytes, not {nbytes}")
+        joint.join(session)
+        answers.append(joint)
+    return answers
+
+
+def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Commit) -> Answer:
+    count = len(ask.grants)
+    if len(ask.identities) != IDENTITY * count:
+        raise ValueError(f"{len(ask.identities)} bytes are not the identities of {count} values")
+    good = [False] * count
+    held: list[tuple[int, Held]] = []
+    for at, grant in enumerate(ask.grants):
+        if isinstance(session.reservations.get(grant), Held):
+            found = session.reservations.pop(grant)  # from now on no abort reaches it
+            assert isinstance(found, Held)
+            held.append((at, found))
+
+    def finish() -> None:
+        identities = [ask.identities[IDENTITY * at : IDENTITY * (at + 1)] for at, _ in held]
+        done = daemon.manager.commit_batch([each for _, each in held], identities, ttl=ask.ttl)
+        for (at, _), visible in zip(held, done, strict=True):
+            good[at] = visible
+
+    if not ask.nbytes:
+        if not link.local:
+            raise ValueError("a commit without its values")
+        finish()
+        return replies.Committed(ask.id, good)
+    if len(held) != count or ask.nbytes != sum(each.nbytes for _, each in held):
+        for _, each in held:
+            daemon.manager.abort(each)
+        raise ValueError(f"{ask.nbytes} bytes are not those of the reservations")
+
+    def filled(whole: bool) -> None:
+        if whole:
+            finish()
+            link.reply(replies.Committed(ask.id, good))
+        else:
+            for _, each in held:
+                daemon.manager.abort(each)
+
+    link.receive_values([each.view for _, each in held], filled)
+    return None
+
+
+def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) -> Answer:
+    good, at = [], 0
+    for grant in ask.grants:
+        joint = session.reservations.pop(grant, None)
+        if not isinstance(joint, Joint):
+            raise ValueError("a part of what is no shared reservation")
+        mine = joint.engine.writes[joint.engine.rank_of(session)][joint.key.group]
+        nbytes = IDENTITY * len(mine)
+        good.append(joint.fill(session, ask.digests[at : at + nbytes], ask.ttl))
+        at += nbytes
+    return replies.Committed(ask.id, good)
+
+
+def release(daemon: Daemon, link: Connection, session: Session, said: records.Release) -> Answer:
+    daemon.sessions.release(session, said.grants, said.parts)
+    return None
+
+
+def abort(daemon: Daemon, link: Connection, session: Session, said: records.Abort) -> Answer:
+    daemon.sessions.abort(session, said.grants)
+    return None
+
+
+def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.Dispatch) -> Answer:
+    """Every rank holds the leases from now on, under the same numbers; who dispatched is free of them."""
+    engine = daemon.engines.by_name.get(said.engine)
+    ranks = (
+        [] if engine is None or engine.missing else list(dict.fromkeys(engine.sessions.values()))
+    )
+    for grant in said.grants:
+        leases = session.leases.get(grant)
+        if leases is None or not ranks:
+            continue
+        shared = {rank: daemon.manager.pool.share(leases, rank) for rank in ranks}
+        daemon.manager.release(session.leases.pop(grant))
+        for rank, each in shared.items():
+            rank.leases[grant] = each
+    return None
+
+
+def prefill(daemon: Daemon, link: Connection, session: Session, said: records.Prefill) -> Answer:
+    daemon.manager.report_prefill(said.tokens, said.seconds)
+    return None
+
+
+def register(daemon: Daemon, link: Connection, session: Session, ask: records.Register) -> Answer:
+    engine = daemon.engines.register(session, ask)
+    return replies.Registered(ask.id, *engine.digests(), engine.missing)
+
+
+def delete(daemon: Daemon, link: Connection, session: Session, ask: records.Delete) -> Answer:
+    keys = to_keys(ask.keys)
+
+    async def work() -> Reply:
+        deadline = daemon.now() + ask.seconds
+        count = await daemon.manager.delete(keys, tier=ask.tier or None, deadline=deadline)
+        return replies.Count(ask.id, count)
+
+    return work()
+
+
+VALUE_VERBS: Mapping[type[records.Record], Verb] = {
+    records.Ping: ping,
+    records.Segments: segments,
+    records.Find: find,
+    records.Load: load,
+    records.Reserve: reserve,
+    records.Commit: commit,
+    records.Part: part,
+    records.Release: release,
+    records.Abort: abort,
+    records.Dispatch: dispatch,
+    records.Prefill: prefill,
+    records.Register: register,
+    records.Delete: delete,
+}
