@@ -112,7 +112,7 @@ def measure(sizes: tuple[int, ...], laps: int) -> list[Row]:
             pool.release(pool.lease(batch, "reader"))
 
         last, name = chunks == sizes[-1], f"{chunks:,} chunks"
-        lookup = per_chunk(pool._ledger.index.slots_of, anywhere, laps)
+        lookup = per_chunk(pool.index.slots_of, anywhere, laps)
         apart, together = (per_chunk(rights, draw, laps) for draw in (anywhere, prefix))
         rows.append(Row(f"lookup in {name}", lookup, "us/chunk", 1.5 if last else None))
         rows.append(Row(f"lookup, lease, release in {name}", apart, "us/chunk"))
@@ -153,7 +153,7 @@ def ratio(large: Pool, chunks: int, small: Pool, fewer: int, laps: int) -> float
     def lap(pool: Pool, among: int) -> float:
         batch = [key(chance.randrange(among)) for _ in range(BATCH)]
         begun = time.perf_counter()
-        pool._ledger.index.slots_of(batch)
+        pool.index.slots_of(batch)
         return time.perf_counter() - begun
 
     return statistics.median(lap(large, chunks) / lap(small, fewer) for _ in range(laps))

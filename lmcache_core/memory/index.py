@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from sys import intern
 from typing import Any
 
 from lmcache_core.spi.keys import Key
@@ -19,34 +20,41 @@ NEVER = float("inf")
 _ODD = 0x9E3779B97F4A7C15
 
 
+class Table:
+    """Slots by digest for the keys of one space and group."""
+
+    __slots__ = ("group", "salt", "slots", "space")
+
+    def __init__(self, space: bytes, group: int) -> None:
+        self.space = space
+        self.group = group
+        self.salt = _salt(space, group)
+        self.slots: dict[bytes, int] = {}
+
+
 class Index:
-    """Slots by key, and their columns.
+    """Slots by key, and their columns. Nothing is left of a space or tenant without values.
 
     Columns (read freely, index them by slot; those marked * may be written):
 
     * ``nbytes``: length of the value.
     * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
-    * ``tenants``: number of the tenant, its place in ``tenant_names``.
+    * ``tenants``: name of the tenant.
     * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
     * ``places``, ``positions``, ``leases`` *: extents of a pool (only with ``extents``).
     """
 
     def __init__(self, *, extents: bool = False) -> None:
-        self._tables: dict[tuple[bytes, int], int] = {}
-        self._slots: list[dict[bytes, int]] = []
-        self._prefixes: list[tuple[bytes, int]] = []
-        self._salts: list[int] = []
+        self._tables: dict[tuple[bytes, int], Table] = {}
         self._digests: list[bytes | None] = []
+        self._table: list[Table | None] = []
         self._free: list[int] = []
-        self._tenants: dict[str, int] = {}
-        self.tenant_names: list[str] = []
         self._labels: dict[str, set[int]] = {}
         self._labelled: dict[int, set[str]] = {}
         self._identity = bytearray()
-        self._table = array("I")
         self.nbytes = array("Q")
         self.flags = bytearray()
-        self.tenants = array("I")
+        self.tenants: list[str] = []
         self.expires = array("d")
         self.extents = extents
         self.positions = array("I")
@@ -59,7 +67,7 @@ class Index:
     @property
     def visible_count(self) -> int:
         """Values that can be found."""
-        return sum(map(len, self._slots))
+        return sum(len(table.slots) for table in self._tables.values())
 
     def slots_of(self, keys: Iterable[Key], /) -> list[int]:
         """Slot of each key, -1 where absent."""
@@ -73,14 +81,14 @@ class Index:
             if its_space is not space or its_group != group:
                 space, group = its_space, its_group
                 table = self._tables.get((space, group))
-                get = (nothing if table is None else self._slots[table]).get
+                get = (nothing if table is None else table.slots).get
             append(get(digest, -1))
         return found
 
     def slot_of(self, key: Key, /) -> int:
         """Slot of one key, -1 where absent."""
         table = self._tables.get((key.space, key.group))
-        return -1 if table is None else self._slots[table].get(key.digest, -1)
+        return -1 if table is None else table.slots.get(key.digest, -1)
 
     def add(
         self,
@@ -89,28 +97,22 @@ class Index:
         /,
         *,
         identity: bytes = NO_IDENTITY,
-        tenant: str | int = "",
+        tenant: str = "",
         expires: float = NEVER,
     ) -> int:
-        """Take in an absent key and return its slot.
-
-        Args:
-            identity: 16 bytes.
-            tenant: its name, or its number from ``tenant_number``.
-        """
+        """Take in an absent key and return its slot; ``identity`` has 16 bytes."""
         space, digest, group = key
         table = self._tables.get((space, group))
         if table is None:
-            table = self._add_table(space, group)
-        slots = self._slots[table]
-        assert digest not in slots, f"{key!r} is in the index already"
+            table = self._tables[space, group] = Table(space, group)
+        assert digest not in table.slots, f"{key!r} is in the index already"
         slot = self._free.pop() if self._free else self._grow()
-        slots[digest] = slot
+        table.slots[digest] = slot
         self._digests[slot] = digest
         self._table[slot] = table
         self.nbytes[slot] = nbytes
         self.flags[slot] = 0
-        self.tenants[slot] = tenant if isinstance(tenant, int) else self.tenant_number(tenant)
+        self.tenants[slot] = intern(tenant)
         self.expires[slot] = expires
         start = slot * IDENTITY_NBYTES
         assert len(identity) == IDENTITY_NBYTES
@@ -119,15 +121,17 @@ class Index:
 
     def hide(self, slot: int, /) -> None:
         """Make the value absent but keep its record until ``remove`` (somebody still reads it)."""
-        digest = self._digests[slot]
-        slots = self._slots[self._table[slot]]
-        if digest is not None and slots.get(digest) == slot:
-            del slots[digest]
+        table, digest = self._table[slot], self._digests[slot]
+        if table is not None and digest is not None and table.slots.get(digest) == slot:
+            del table.slots[digest]
+            if not table.slots:
+                del self._tables[table.space, table.group]
 
     def remove(self, slot: int, /) -> None:
         """Forget a record; its slot may be used again."""
         self.hide(slot)
-        self._digests[slot] = None
+        self._digests[slot] = self._table[slot] = None
+        self.tenants[slot] = ""
         for label in self._labelled.pop(slot, ()):
             self._labels[label].discard(slot)
             if not self._labels[label]:
@@ -138,36 +142,28 @@ class Index:
 
     def key(self, slot: int, /) -> Key:
         """The key of a slot in use."""
-        digest = self._digests[slot]
-        assert digest is not None, f"slot {slot} is empty"
-        space, group = self._prefixes[self._table[slot]]
-        return Key(space, digest, group)
+        table, digest = self._table[slot], self._digests[slot]
+        assert table is not None and digest is not None, f"slot {slot} is empty"
+        return Key(table.space, digest, table.group)
 
     def visible(self, slot: int, /) -> bool:
         """Whether the slot is in use and not hidden."""
-        digest = self._digests[slot]
-        return digest is not None and self._slots[self._table[slot]].get(digest) == slot
+        table, digest = self._table[slot], self._digests[slot]
+        return table is not None and digest is not None and table.slots.get(digest) == slot
 
     def fingerprint(self, key: Key, /) -> int:
         """64-bit number drawn from a key, for policies."""
         table = self._tables.get((key.space, key.group))
-        salt = self._salts[table] if table is not None else _salt(key.space, key.group)
+        salt = table.salt if table is not None else _salt(key.space, key.group)
         return int.from_bytes(key.digest[:8], "little") ^ salt
 
     def identity(self, slot: int, /) -> bytes:
         """The 16-byte digest given at ``add``."""
         return bytes(self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES])
 
-    def tenant_number(self, name: str, /) -> int:
-        """What ``tenants`` holds for a tenant."""
-        number = self._tenants.get(name)
-        if number is None:
-            number = self._tenants[name] = len(self.tenant_names)
-            self.tenant_names.append(name)
-        return number
-
     def tenant_name(self, slot: int, /) -> str:
-        return self.tenant_names[self.tenants[slot]]
+        """Whose value it is."""
+        return self.tenants[slot]
 
     def slots(self) -> Iterator[int]:
         """All slots in use, hidden ones too, ascending."""
@@ -182,19 +178,12 @@ class Index:
         """
         page: list[int] = []
         for slot in range(after, len(self._digests)):
-            if self.visible(slot) and (
-                space is None or self._prefixes[self._table[slot]][0] == space
-            ):
+            table = self._table[slot]
+            if table is not None and space in (None, table.space) and self.visible(slot):
                 if len(page) == limit:
                     return page, slot
                 page.append(slot)
         return page, None
-
-    def spaces(self) -> set[bytes]:
-        """Key spaces that hold values."""
-        return {
-            space for (space, _), slots in zip(self._prefixes, self._slots, strict=True) if slots
-        }
 
     def tag(self, slot: int, labels: Iterable[str], /) -> None:
         """Add labels to a value."""
@@ -206,31 +195,19 @@ class Index:
         """Slots that carry a label, ascending."""
         return sorted(self._labels.get(label, ()))
 
-    def tags(self, slot: int, /) -> frozenset[str]:
-        """Labels of a value."""
-        return frozenset(self._labelled.get(slot, ()))
-
     def _grow(self) -> int:
-        slot = len(self._digests)
         self._digests.append(None)
-        self._identity.extend(bytes(IDENTITY_NBYTES))
-        self._table.append(0)
+        self._table.append(None)
+        self._identity.extend(NO_IDENTITY)
         self.nbytes.append(0)
         self.flags.append(0)
-        self.tenants.append(0)
+        self.tenants.append("")
         self.expires.append(NEVER)
         if self.extents:
             self.positions.append(0)
             self.leases.append(0)
             self.places.append(None)
-        return slot
-
-    def _add_table(self, space: bytes, group: int) -> int:
-        table = self._tables[space, group] = len(self._slots)
-        self._slots.append({})
-        self._prefixes.append((space, group))
-        self._salts.append(_salt(space, group))
-        return table
+        return len(self._digests) - 1
 
 
 def _salt(space: bytes, group: int) -> int:

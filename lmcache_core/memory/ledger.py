@@ -1,18 +1,18 @@
-"""The state of a pool and its transitions, for one thread: ``Pool`` is the same behind a lock.
+"""The state of a pool and its transitions, for one thread: ``Pool`` adds the lock and the verbs.
 
-Every byte of the arena is in exactly one of ``free, clean, dirty, reserved, staging, quarantined``;
-each method below moves whole extents between them and does nothing else.
+Every byte of the arena is free or in exactly one ``State``; each method below moves whole extents
+between them and does nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lmcache_core.memory.arena import PAGE, Arena
 from lmcache_core.memory.index import Index
 from lmcache_core.memory.leases import NO_KEY, Held, Leases, State
 from lmcache_core.memory.slabs import Slab, Slabs
-from lmcache_core.spi.buffers import Refusal
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
 
@@ -25,24 +25,21 @@ _SEARCH = 1 << 16
 """Busy values an eviction looks past before it gives up, so that one call stays bounded."""
 
 
+@dataclass(slots=True)
 class Owner:
     """What one owner holds; ``closed`` once its service has ended without proof of its death."""
 
-    __slots__ = ("closed", "held", "leases")
-
-    def __init__(self) -> None:
-        self.leases: set[Leases] = set()
-        self.held: set[Held] = set()
-        self.closed = False
+    rights: set[Held | Leases] = field(default_factory=set)
+    closed: bool = False
 
 
 class Ledger:
     """Index, extents, owners and the sums of one pool.
 
     Attributes:
-        clean, dirty, reserved, staging, quarantined: bytes of extents, padding included.
+        sums: bytes of extents, padding included, by ``State``.
         internal: padding inside all extents in use.
-        usage: bytes of visible, reserved and quarantined values by number of the tenant.
+        usages: bytes of visible, reserved and quarantined values by tenant.
         evicted: keys and bytes that left under pressure and were not reported yet.
     """
 
@@ -55,29 +52,25 @@ class Ledger:
         while (short := staging - arena.reserved) > 0 and (segment := arena.grow(short)):
             self.staging_slabs.add_segment(segment.number, segment.nbytes)
         self.staging_capacity = arena.reserved
-        self._largest = min(arena.segment_nbytes, arena.capacity - self.staging_capacity)
+        self.largest = min(arena.segment_nbytes, arena.capacity - self.staging_capacity)
         self.owners: dict[object, Owner] = {}
         self.pending: dict[Key, Held] = {}
-        self.dirty_slots: dict[int, None] = {}
-        self.usage: list[int] = []
-        self.quotas: dict[str, int] = {}
+        self.usages: dict[str, int] = {}
+        self.quotas: Mapping[str, int] = {}
         self.default_quota: int | None = None
         self.dirty_cap = arena.capacity
-        self.clean = self.dirty = self.reserved = self.staging = self.quarantined = 0
+        self.sums = [0] * State.DONE
         self.internal = 0
         self.dirty_refused = 0
         self.evicted: list[tuple[Key, int]] = []
         self.now: Callable[[], float] | None = None
         self._expiring = False
-        self._skipped = 0
         self._stranded_cap = int(arena.capacity * _STRANDED_SHARE)
 
     @property
     def free(self) -> int:
         """Bytes in no use, whether the arena has grown to them or not."""
-        unborn = self.arena.capacity - self.arena.reserved
-        lost = self.slabs.lost + self.staging_slabs.lost
-        return self.slabs.free + self.staging_slabs.free + lost + unborn
+        return self.arena.capacity - sum(self.sums)
 
     def visible(self, keys: Sequence[Key]) -> list[int]:
         """Slots of visible values, -1 for others; what has expired is dropped first."""
@@ -85,49 +78,37 @@ class Ledger:
         if self._expiring and self.now is not None:
             now, expires = self.now(), self.index.expires
             if old := {slot for slot in slots if slot >= 0 and expires[slot] <= now}:
-                self.drop(old)
+                self.drop_slots(old)
                 slots = [-1 if slot in old else slot for slot in slots]
         return slots
 
-    def owner(self, owner: object) -> Owner:
-        """The record of an owner, made at its first right and forgotten after its last."""
-        record = self.owners.get(owner)
+    def give(self, right: Held | Leases) -> None:
+        """Enter a right; an owner is known from its first right to its last."""
+        record = self.owners.get(right.owner)
         if record is None:
-            record = self.owners[owner] = Owner()
-        return record
+            record = self.owners[right.owner] = Owner()
+        record.rights.add(right)
 
     def holding(self, record: Owner) -> int:
         """Bytes an owner keeps from being used again."""
-        slots = {slot for batch in record.leases for slot in batch.slots if slot >= 0}
-        slabs = [held.slab for held in record.held] + [self.index.places[slot] for slot in slots]
-        return sum(slab.size for slab in slabs)
+        slabs: list[Slab] = [right.slab for right in record.rights if isinstance(right, Held)]
+        batches = [right for right in record.rights if isinstance(right, Leases)]
+        slots = {slot for batch in batches for slot in batch.slots if slot >= 0}
+        return sum(slab.size for slab in [*slabs, *map(self.index.places.__getitem__, slots)])
 
-    def tenant(self, name: str) -> int:
-        """The number of a tenant, with a place in ``usage``."""
-        number = self.index.tenant_number(name)
-        self.usage += [0] * (number + 1 - len(self.usage))
-        return number
-
-    def reserve(
-        self, key: Key, nbytes: int, owner: object, tenant: int, cost: float
-    ) -> Held | Refusal:
-        """Promise memory for a key that is neither visible nor pending."""
-        size = padded(nbytes)
-        if size > self._largest:
-            return Refusal.TOO_LARGE
-        fingerprint = self.index.fingerprint(key)
-        if not self.policy.admit(fingerprint, size) or not self._within_quota(tenant, size):
-            return Refusal.UNWANTED
-        place = self.slabs.take(size) or self._find_room(size)
-        if place is None:
-            return Refusal.FULL
-        held = Held(
-            self.arena, key, nbytes, place, owner, State.RESERVED, tenant, cost, fingerprint
-        )
-        self.reserved += size
+    def hold(
+        self, key: Key, nbytes: int, place: tuple[Slab, int], owner: object, state: State,
+        tenant: str = "", cost: float = 1.0, fingerprint: int = 0,
+    ) -> Held:  # fmt: skip
+        """Promise an extent that was found for it."""
+        held = Held(self.arena, key, nbytes, *place, owner, state, tenant, cost, fingerprint)
+        size = place[0].size
+        self.sums[state] += size
         self.internal += size - nbytes
-        self.usage[tenant] += size
-        self.pending[key] = held
+        if state is State.RESERVED:
+            self.usages[tenant] = self.usages.get(tenant, 0) + size
+            self.pending[key] = held
+        self.give(held)
         return held
 
     def place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
@@ -140,93 +121,107 @@ class Ledger:
                 slabs.lose(slab)
         return found
 
-    def commit(
+    def find_room(self, size: int) -> tuple[Slab, int] | None:
+        """Take, carve, grow or evict until there is an extent of this size."""
+        arena, slabs = self.arena, self.slabs
+        place = slabs.take(size)
+        while place is None:
+            if slabs.loose >= size and (place := self.place(slabs, size)):
+                break
+            if arena.reserved < arena.capacity and (segment := arena.grow()):
+                slabs.add_segment(segment.number, segment.nbytes)
+                continue
+            if not self._make_room(size):
+                break
+            place = slabs.take(size)
+        return place
+
+    def within_quota(self, tenant: str, size: int) -> bool:
+        """Make a tenant's own values leave until another one fits into its quota."""
+        limit = self.quotas.get(tenant, self.default_quota)
+        if limit is None:
+            return True
+        tenants = self.index.tenants
+        while self.usages.get(tenant, 0) + size > limit:
+            victim = self._victim(lambda slot: tenants[slot] == tenant) if size <= limit else None
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def show(
         self, held: Held, identity: bytes, dirty: bool, tags: Iterable[str], expires: float | None
     ) -> bool:
         """Make a reservation visible; True unless it had ended or was quarantined."""
         if held.state is not State.RESERVED:
             self.end_held(held)
             return False
-        index, slab, size = self.index, held.slab, held.slab.size
+        index, size = self.index, held.slab.size
         slot = index.add(held.key, held.nbytes, identity=identity, tenant=held.tenant)
-        index.places[slot] = slab
+        index.places[slot] = held.slab
         index.positions[slot] = held.position
-        slab.users[held.position] = slot
+        held.slab.users[held.position] = slot
         if expires is not None:
             index.expires[slot] = expires
             self._expiring = True
         if tags:
             index.tag(slot, tags)
-        self.reserved -= size
-        if dirty and self.dirty + size <= self.dirty_cap:
-            index.flags[slot] = DIRTY
-            self.dirty_slots[slot] = None
-            self.dirty += size
-        else:
-            self.clean += size
-            self.dirty_refused += dirty
+        if dirty and self.sums[State.DIRTY] + size > self.dirty_cap:
+            dirty = False
+            self.dirty_refused += 1
+        index.flags[slot] = DIRTY if dirty else 0
+        self.move(size, State.RESERVED, State.DIRTY if dirty else State.CLEAN)
         self.policy.insert(slot, held.fingerprint, size, held.cost)
         del self.pending[held.key]
-        self._forget_held(held)
+        held.state = State.DONE
+        self._forget(held)
         return True
 
-    def quarantine(self, held: Held) -> None:
+    def move(self, size: int, old: State, new: State) -> None:
+        """Enter bytes under another state."""
+        self.sums[old] -= size
+        self.sums[new] += size
+
+    def isolate(self, held: Held) -> None:
         """Take a key from its writer, but not the memory."""
-        size = held.slab.size
-        if held.state is State.RESERVED:
-            del self.pending[held.key]
-            self.reserved -= size
-        elif held.state is State.STAGING:
-            self.staging -= size
-        else:
-            return
-        self.quarantined += size
-        held.state = State.QUARANTINED
+        if held.state < State.QUARANTINED:
+            if held.state is State.RESERVED:
+                del self.pending[held.key]
+            self.move(held.slab.size, held.state, State.QUARANTINED)
+            held.state = State.QUARANTINED
 
     def end_held(self, held: Held) -> None:
         """The writer is done with memory that did not become a value; idempotent."""
         if held.state is State.DONE:
             return
-        slab, size = held.slab, held.slab.size
-        self.quarantine(held)
-        self.quarantined -= size
-        self.internal -= size - held.nbytes
-        if held.key is NO_KEY:
-            slabs = self.staging_slabs
-        else:
-            slabs = self.slabs
-            self.usage[held.tenant] -= size
-        self.arena.segments[slab.segment].advance(held.base)
-        slabs.give(slab, held.position)
-        self._forget_held(held)
+        self.isolate(held)
+        held.state = State.DONE
+        staged = held.key is NO_KEY
+        tenant = None if staged else held.tenant
+        self._free(held.slab, held.position, held.nbytes, State.QUARANTINED, tenant)
+        self._forget(held)
 
-    def end_leases(self, batch: Leases) -> None:
-        """Release everything a batch still holds."""
+    def end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
+        """Release some or all that a batch still holds."""
+        if positions is None:
+            slots, batch.slots = batch.slots, [-1] * len(batch.slots)
+        else:
+            slots = []
+            for at in positions:
+                slots.append(batch.slots[at])
+                batch.slots[at] = -1
         leases, flags = self.index.leases, self.index.flags
-        slots, batch.slots = batch.slots, [-1] * len(batch.slots)
-        batch.left = 0
         for slot in slots:
             if slot >= 0:
+                batch.left -= 1
                 left = leases[slot] - 1
                 leases[slot] = left
                 if not left and flags[slot] & HIDDEN:
-                    self._bury(slot)
-        self._forget_leases(batch)
-
-    def end_lease(self, batch: Leases, position: int) -> None:
-        """Release one item of a batch; idempotent."""
-        slot = batch.slots[position]
-        if slot < 0:
-            return
-        batch.slots[position] = -1
-        batch.left -= 1
-        self.index.leases[slot] -= 1
-        if not self.index.leases[slot] and self.index.flags[slot] & HIDDEN:
-            self._bury(slot)
+                    self._free_value(slot, State.QUARANTINED)
         if not batch.left:
-            self._forget_leases(batch)
+            self._forget(batch)
 
-    def drop(self, slots: Iterable[int]) -> int:
+    def drop_slots(self, slots: Iterable[int]) -> int:
         """Make distinct visible values invisible; leased ones wait in quarantine."""
         index, count = self.index, 0
         for slot in slots:
@@ -234,51 +229,18 @@ class Ledger:
             self.policy.remove(slot)
             if index.flags[slot] & DIRTY:
                 self.wash(slot)
-            size = index.places[slot].size
-            self.clean -= size
             if index.leases[slot]:
                 index.hide(slot)
                 index.flags[slot] |= HIDDEN
-                self.quarantined += size
+                self.move(index.places[slot].size, State.CLEAN, State.QUARANTINED)
             else:
-                self._free_value(slot)
+                self._free_value(slot, State.CLEAN)
         return count
 
     def wash(self, slot: int) -> None:
         """Turn a dirty value into a clean one."""
-        size = self.index.places[slot].size
         self.index.flags[slot] &= ~DIRTY
-        del self.dirty_slots[slot]
-        self.dirty -= size
-        self.clean += size
-
-    def _find_room(self, size: int) -> tuple[Slab, int] | None:
-        """Carve, grow or evict until there is an extent of this size."""
-        arena, slabs = self.arena, self.slabs
-        while True:
-            if slabs.loose >= size and (place := self.place(slabs, size)):
-                return place
-            if arena.reserved < arena.capacity and (segment := arena.grow()):
-                slabs.add_segment(segment.number, segment.nbytes)
-            elif not self._make_room(size):
-                return None
-            elif place := slabs.take(size):
-                return place
-
-    def _within_quota(self, tenant: int, size: int) -> bool:
-        """Make a tenant's own values leave until another one fits into its quota."""
-        if self.default_quota is None and not self.quotas:
-            return True
-        limit = self.quotas.get(self.index.tenant_names[tenant], self.default_quota)
-        if limit is None:
-            return True
-        tenants = self.index.tenants
-        while self.usage[tenant] + size > limit:
-            victim = self._victim(lambda slot: tenants[slot] == tenant) if size <= limit else None
-            if victim is None:
-                return False
-            self._evict(victim)
-        return True
+        self.move(self.index.places[slot].size, State.DIRTY, State.CLEAN)
 
     def _make_room(self, size: int) -> bool:
         """Evict something towards a free extent of this size; False when nothing may leave for it.
@@ -287,83 +249,79 @@ class Ledger:
         places, the neighbouring slabs with the fewest used bytes are emptied instead; where a lease
         pins them all, only values of the same size help.
         """
-        if self.slabs.free < max(2 * size, self._stranded_cap):
-            victim = self._victim(None)
-        else:
+        wanted = None
+        if self.slabs.free >= max(2 * size, self._stranded_cap):
             row = self.slabs.window(size, self._movable)
             if row is not None:
                 for slot in [user for slab in row for user in slab.users if user >= 0]:
                     self._evict(slot)
                 return True
             places = self.index.places
-            victim = self._victim(lambda slot: places[slot].size == size)
-        if victim is None:
-            return False
-        self._evict(victim)
-        return True
 
-    def _victim(self, wanted: Callable[[int], bool] | None) -> int | None:
-        if not self.clean:
+            def wanted(slot: int) -> bool:
+                return bool(places[slot].size == size)
+
+        victim = self._victim(wanted)
+        if victim is not None:
+            self._evict(victim)
+        return victim is not None
+
+    def _victim(self, wanted: Callable[[int], bool] | None = None) -> int | None:
+        """Who leaves first of those that nobody uses; no policy can make any other leave."""
+        if not self.sums[State.CLEAN]:
             return None
-        self._skipped = 0
-        busy = self._busy
-        if wanted is not None:
-            wish = wanted
+        leases, flags = self.index.leases, self.index.flags
+        skipped = 0
 
-            def busy(slot: int) -> bool:
-                return self._busy(slot) or (not wish(slot) and self._skip())
+        def busy(slot: int) -> bool:
+            nonlocal skipped
+            if leases[slot] or flags[slot] or (wanted is not None and not wanted(slot)):
+                skipped += 1
+                return skipped <= _SEARCH  # False ends the search, and its result is not used
+            return False
 
         slot = self.policy.victim(busy)
-        return slot if self._skipped <= _SEARCH else None
-
-    def _busy(self, slot: int) -> bool:
-        index = self.index
-        return bool(index.leases[slot] or index.flags[slot]) and self._skip()
-
-    def _skip(self) -> bool:
-        """Count a value looked past; False ends the search (and its result is not used)."""
-        self._skipped += 1
-        return self._skipped <= _SEARCH
+        if slot is None or skipped > _SEARCH or leases[slot] or flags[slot]:
+            return None
+        return slot
 
     def _movable(self, slab: Slab) -> bool:
         leases, flags = self.index.leases, self.index.flags
         return all(u == -1 or (u >= 0 and not leases[u] and not flags[u]) for u in slab.users)
 
     def _evict(self, slot: int) -> None:
-        size = self.index.places[slot].size
-        self.evicted.append((self.index.key(slot), size))
+        self.evicted.append((self.index.key(slot), self.index.places[slot].size))
         self.policy.remove(slot, evicted=True)
-        self.clean -= size
-        self._free_value(slot)
+        self._free_value(slot, State.CLEAN)
 
-    def _bury(self, slot: int) -> None:
-        """The last lease of a dropped value has ended."""
-        self.quarantined -= self.index.places[slot].size
-        self._free_value(slot)
-
-    def _free_value(self, slot: int) -> None:
+    def _free_value(self, slot: int, state: State) -> None:
         index = self.index
-        slab: Slab = index.places[slot]
-        position, size = index.positions[slot], slab.size
-        self.internal -= size - index.nbytes[slot]
-        self.usage[index.tenants[slot]] -= size
-        self.arena.segments[slab.segment].advance(slab.base + position * size)
-        self.slabs.give(slab, position)
+        place = index.places[slot], index.positions[slot]
+        self._free(*place, index.nbytes[slot], state, index.tenants[slot])
         index.remove(slot)
 
-    def _forget_held(self, held: Held) -> None:
-        held.state = State.DONE
-        record = self.owners[held.owner]
-        record.held.discard(held)
-        if not record.held and not record.leases:
-            del self.owners[held.owner]
+    def _free(
+        self, slab: Slab, position: int, nbytes: int, state: State, tenant: str | None
+    ) -> None:
+        """Take an extent back; without a tenant it is staging memory."""
+        size = slab.size
+        self.sums[state] -= size
+        self.internal -= size - nbytes
+        self.arena.segments[slab.segment].advance(slab.base + position * size)
+        if tenant is None:
+            self.staging_slabs.give(slab, position)
+            return
+        self.slabs.give(slab, position)
+        left = self.usages.pop(tenant) - size
+        if left:
+            self.usages[tenant] = left
 
-    def _forget_leases(self, batch: Leases) -> None:
-        record = self.owners.get(batch.owner)
+    def _forget(self, right: Held | Leases) -> None:
+        record = self.owners.get(right.owner)
         if record is not None:
-            record.leases.discard(batch)
-            if not record.held and not record.leases:
-                del self.owners[batch.owner]
+            record.rights.discard(right)
+            if not record.rights:
+                del self.owners[right.owner]
 
 
 def padded(nbytes: int) -> int:

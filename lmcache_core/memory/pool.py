@@ -18,12 +18,12 @@ from lmcache_core.memory.arena import Arena
 from lmcache_core.memory.index import IDENTITY_NBYTES
 from lmcache_core.memory.leases import NO_KEY, Held, Leases, Loan, State
 from lmcache_core.memory.ledger import DIRTY, Ledger, padded
-from lmcache_core.spi.buffers import Extent, Lease, Refusal, Reservation
+from lmcache_core.spi.buffers import Lease, Refusal, Reservation
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
 
 
-class Pool:
+class Pool(Ledger):
     """The resident tier's memory; implements ``lmcache_core.spi.ResidentPool``.
 
     Args:
@@ -40,6 +40,7 @@ class Pool:
     Attributes:
         arena: the bytes, for handing segments to other processes.
         frozen: while True every ``reserve`` of a new key is ``UNWANTED``; reads go on.
+        quotas, default_quota: may be replaced; a tenant over its new one shrinks at its next ``reserve``.
     """
 
     def __init__(
@@ -56,27 +57,21 @@ class Pool:
         now: Callable[[], float] | None = None,
         on_evict: Callable[[Sequence[Key], int], None] | None = None,
     ) -> None:
-        self.arena = arena
+        super().__init__(arena, policy, staging)
+        self.quotas, self.default_quota = quotas or {}, default_quota
+        self.dirty_cap = int(arena.capacity * dirty_share)
+        self.now = now
         self.frozen = False
-        self._ledger = Ledger(arena, policy, staging)
-        self._ledger.dirty_cap = int(arena.capacity * dirty_share)
-        self._ledger.now = now
+        self._closed = False
         self._clean_reserve = int(arena.capacity * clean_share)
         self._quarantine_cap = int(arena.capacity * quarantine_share)
         self._on_evict = on_evict
         self._lock = Lock()
-        self.set_quotas(quotas or {}, default_quota)
 
     @property
     def capacity(self) -> int:
         """Bytes of the arena, staging included."""
         return self.arena.capacity
-
-    def set_quotas(self, quotas: Mapping[str, int], default: int | None = None) -> None:
-        """Change the quotas; a tenant over its new one shrinks at its next ``reserve``."""
-        with self._lock:
-            self._ledger.quotas = dict(quotas)
-            self._ledger.default_quota = default
 
     def reserve(
         self,
@@ -89,39 +84,45 @@ class Pool:
     ) -> list[Held | Refusal]:
         """Promise memory, evicting clean and unleased values; grants the longest fitting prefix.
 
-        After the first ``FULL`` nothing later is granted. Values of this batch that are present are
-        never evicted for it.
+        After the first ``FULL``, and the first that a quota forbids, nothing later is granted. Values of this
+        batch that are present are never evicted for it.
         """
         answers: list[Held | Refusal] = []
-        ledger, leases = self._ledger, self._ledger.index.leases
+        leases = self.index.leases
         with self._lock:
-            slots = ledger.visible([key for key, _ in wants])
+            slots = self.visible([key for key, _ in wants])
             present = [slot for slot in slots if slot >= 0]
+            refused = Refusal.UNWANTED if self.frozen or self._barred(owner) else None
             for slot in present:
                 leases[slot] += 1  # no eviction of this very prefix; undone below
-            barred = self.frozen or self._over_cap(owner)
-            number, record = ledger.tenant(tenant), None
-            full = False
-            for (key, nbytes), slot in zip(wants, slots, strict=True):
-                answer: Held | Refusal
-                if slot >= 0:
-                    answer = Refusal.PRESENT
-                elif key in ledger.pending:
-                    answer = Refusal.PENDING
-                elif barred:
-                    answer = Refusal.UNWANTED
-                elif full:
-                    answer = Refusal.FULL
-                else:
-                    answer = ledger.reserve(key, nbytes, owner, number, cost)
-                    if isinstance(answer, Held):
-                        record = record or ledger.owner(owner)
-                        record.held.add(answer)
-                    full = answer is Refusal.FULL
-                answers.append(answer)
-            for slot in present:
-                leases[slot] -= 1
-            evicted, ledger.evicted = ledger.evicted, []
+            try:
+                for (key, nbytes), slot in zip(wants, slots, strict=True):
+                    size = padded(nbytes)
+                    fingerprint = self.index.fingerprint(key)
+                    answer: Held | Refusal
+                    if slot >= 0:
+                        answer = Refusal.PRESENT
+                    elif key in self.pending:
+                        answer = Refusal.PENDING
+                    elif refused is not None:
+                        answer = refused
+                    elif size > self.largest:
+                        answer = Refusal.TOO_LARGE
+                    elif not self.policy.admit(fingerprint, size):
+                        answer = Refusal.UNWANTED
+                    elif not self.within_quota(tenant, size):
+                        answer = refused = Refusal.UNWANTED
+                    elif (place := self.find_room(size)) is None:
+                        answer = refused = Refusal.FULL
+                    else:
+                        answer = self.hold(
+                            key, nbytes, place, owner, State.RESERVED, tenant, cost, fingerprint
+                        )
+                    answers.append(answer)
+            finally:
+                for slot in present:
+                    leases[slot] -= 1
+            evicted, self.evicted = self.evicted, []
         if evicted and self._on_evict is not None:
             self._on_evict([key for key, _ in evicted], sum(size for _, size in evicted))
         return answers
@@ -157,17 +158,15 @@ class Pool:
         """``commit`` for chunks of one prefix in order; the policy sees them leaf first, root last."""
         if any(len(identity) != IDENTITY_NBYTES for identity in identities):
             raise ValueError(f"an identity has {IDENTITY_NBYTES} bytes")
+        pairs = [*zip(map(self._own, reservations), identities, strict=True)]
         with self._lock:
-            done = [
-                self._ledger.commit(_held(reservation), identity, dirty, tags, expires)
-                for reservation, identity in zip(reservations[::-1], identities[::-1], strict=True)
-            ]
+            done = [self.show(held, each, dirty, tags, expires) for held, each in reversed(pairs)]
         return done[::-1]
 
     def abort(self, reservation: Reservation, /) -> None:
         """The writer will not write any more: its memory is free. Idempotent, staging included."""
         with self._lock:
-            self._ledger.end_held(_held(reservation))
+            self.end_held(self._own(reservation))
 
     def quarantine(self, reservation: Reservation, /) -> None:
         """Give up on a writer that may still write: the key is free for others, the memory is not.
@@ -175,28 +174,21 @@ class Pool:
         Ends by ``abort`` or ``commit`` (which is then False) when the writer is known to be done.
         """
         with self._lock:
-            self._ledger.quarantine(_held(reservation))
+            self.isolate(self._own(reservation))
 
     def stage(self, sizes: Sequence[int], owner: object, /) -> list[Held | Refusal]:
         """Lend memory without a key from the staging reserve; ends by ``abort``. Never evicts."""
         answers: list[Held | Refusal] = []
-        ledger = self._ledger
         with self._lock:
-            barred = self._over_cap(owner)
+            barred = self._barred(owner)
             for nbytes in sizes:
                 size = padded(nbytes)
-                if barred or size > ledger.staging_capacity:
+                if barred or size > self.staging_capacity:
                     answers.append(Refusal.UNWANTED if barred else Refusal.TOO_LARGE)
-                    continue
-                place = ledger.place(ledger.staging_slabs, size)
-                if place is None:
+                elif (place := self.place(self.staging_slabs, size)) is None:
                     answers.append(Refusal.FULL)
-                    continue
-                held = Held(self.arena, NO_KEY, nbytes, place, owner, State.STAGING)
-                ledger.staging += size
-                ledger.internal += size - nbytes
-                ledger.owner(owner).held.add(held)
-                answers.append(held)
+                else:
+                    answers.append(self.hold(NO_KEY, nbytes, place, owner, State.STAGING))
         return answers
 
     def lease(self, keys: Sequence[Key], owner: object, /, *, touch: bool = True) -> Leases:
@@ -205,95 +197,78 @@ class Pool:
         The sequence holds None for a miss. ``release`` takes it whole, or any of its items.
         Without ``touch`` the policy learns nothing (writing back is no use).
         """
-        ledger = self._ledger
         with self._lock:
-            slots = [-1] * len(keys) if self._over_cap(owner) else ledger.visible(keys)
+            slots = [-1] * len(keys) if self._barred(owner) else self.visible(keys)
             batch = self._lease(keys, slots, owner)
             if touch:
-                ledger.policy.touch([slot for slot in slots[::-1] if slot >= 0])
+                self.policy.touch([slot for slot in slots[::-1] if slot >= 0])
         return batch
 
     def share(self, leases: Sequence[Lease | None], owner: object, /) -> Leases:
         """Lease the same values again for another owner, even if they were dropped meanwhile."""
         with self._lock:
+            barred = self._barred(owner)
             loans = [lease if isinstance(lease, Loan) and lease.held else None for lease in leases]
-            slots = [loan.batch.slots[loan.position] if loan else -1 for loan in loans]
-            keys = [loan.key if loan else NO_KEY for loan in loans]
-            if self._over_cap(owner):
-                slots = [-1] * len(slots)
-            return self._lease(keys, slots, owner)
+            assert all(loan.batch.columns is self.index for loan in loans if loan), "another pool's"
+            slots = [-1 if barred or not one else one.batch.slots[one.position] for one in loans]
+            return self._lease([loan.key if loan else NO_KEY for loan in loans], slots, owner)
 
     def release(self, leases: Sequence[Lease | None], /) -> None:
         """End leases; those that ended before are ignored."""
         with self._lock:
             if isinstance(leases, Leases):
-                self._ledger.end_leases(leases)
+                assert leases.columns is self.index, "leases of another pool"
+                self.end_leases(leases)
                 return
             for loan in leases:
                 if loan is not None:
-                    assert isinstance(loan, Loan), f"not a lease of this pool: {loan!r}"
-                    self._ledger.end_lease(loan.batch, loan.position)
+                    assert isinstance(loan, Loan), f"not a lease of a pool: {loan!r}"
+                    assert loan.batch.columns is self.index, f"a lease of another pool: {loan!r}"
+                    self.end_leases(loan.batch, (loan.position,))
 
     def touch(self, keys: Sequence[Key], /) -> None:
         """Note a use of each visible value, leaf to root, without leasing it."""
         with self._lock:
-            self._ledger.policy.touch(
-                [slot for slot in reversed(self._ledger.visible(keys)) if slot >= 0]
-            )
+            self.policy.touch([slot for slot in reversed(self.visible(keys)) if slot >= 0])
 
     def hint(self, keys: Sequence[Key], /) -> None:
         """Tell the policy that these values are expected to be used again."""
         with self._lock:
-            self._ledger.policy.hint([slot for slot in self._ledger.visible(keys) if slot >= 0])
+            self.policy.hint([slot for slot in self.visible(keys) if slot >= 0])
 
     def lengths(self, keys: Sequence[Key], /) -> list[int | None]:
         """Length of each visible value, without touching or leasing it."""
         with self._lock:
-            nbytes = self._ledger.index.nbytes
-            return [nbytes[slot] if slot >= 0 else None for slot in self._ledger.visible(keys)]
+            nbytes = self.index.nbytes
+            return [nbytes[slot] if slot >= 0 else None for slot in self.visible(keys)]
 
     def drop(self, keys: Sequence[Key], /) -> int:
         """Make values invisible at once; leased ones stay in quarantine until their last lease ends."""
         with self._lock:
-            return self._ledger.drop(
-                {slot for slot in self._ledger.index.slots_of(keys) if slot >= 0}
-            )
+            return self.drop_slots({slot for slot in self.index.slots_of(keys) if slot >= 0})
 
     def drop_tag(self, tag: str, /) -> int:
         """``drop`` everything that carries the tag."""
         with self._lock:
-            return self._ledger.drop(
-                filter(self._ledger.index.visible, self._ledger.index.tagged(tag))
-            )
-
-    def dirty_keys(self, limit: int, /) -> list[Key]:
-        """Values that a lower tier has not got yet, oldest first."""
-        with self._lock:
-            return [
-                self._ledger.index.key(slot)
-                for slot, _ in zip(self._ledger.dirty_slots, range(limit), strict=False)
-            ]
+            return self.drop_slots(filter(self.index.visible, self.index.tagged(tag)))
 
     def mark_clean(self, keys: Sequence[Key], /) -> None:
         """A lower tier has these values; they may be evicted again."""
         with self._lock:
-            for slot in self._ledger.index.slots_of(keys):
-                if slot >= 0 and self._ledger.index.flags[slot] & DIRTY:
-                    self._ledger.wash(slot)
+            for slot in self.index.slots_of(keys):
+                if slot >= 0 and self.index.flags[slot] & DIRTY:
+                    self.wash(slot)
 
     def scan(self, after: int, limit: int, /) -> tuple[list[tuple[Key, int]], int | None]:
         """Keys and lengths in slot order from ``after`` (0 first); the place to go on, or None."""
         with self._lock:
-            slots, then = self._ledger.index.page(after, limit)
-            return [
-                (self._ledger.index.key(slot), self._ledger.index.nbytes[slot]) for slot in slots
-            ], then
+            slots, then = self.index.page(after, limit)
+            return [(self.index.key(slot), self.index.nbytes[slot]) for slot in slots], then
 
     def usage(self) -> tuple[int, int]:
         """Bytes that are not free, padding included, and the number of visible values."""
         with self._lock:
-            ledger = self._ledger
-            return self.capacity - ledger.free, ledger.index.visible_count
+            return self.capacity - self.free, self.index.visible_count
 
     def close_owner(self, owner: object, /, *, proof: bool) -> int:
         """End service for an owner; returns the bytes it still holds.
@@ -302,63 +277,62 @@ class Pool:
         reservations are quarantined and its leases stay; both still end by release and abort.
         """
         with self._lock:
-            record = self._ledger.owners.get(owner)
+            record = self.owners.get(owner)
             if record is None:
                 return 0
-            if not proof:
-                record.closed = True
-                for held in record.held:
-                    self._ledger.quarantine(held)
-                return self._ledger.holding(record)
-            for held in list(record.held):
-                self._ledger.end_held(held)
-            for batch in list(record.leases):
-                self._ledger.end_leases(batch)
-            self._ledger.owners.pop(owner, None)
-            return 0
+            record.closed = True
+            for right in [*record.rights]:
+                if isinstance(right, Leases):
+                    if proof:
+                        self.end_leases(right)
+                elif proof:
+                    self.end_held(right)
+                else:
+                    self.isolate(right)
+            return 0 if proof else self.holding(record)
 
     def tenant(self, reservation: Reservation, /) -> str:
         """Whose quota a reservation is charged to."""
-        return self._ledger.index.tenant_names[_held(reservation).tenant]
-
-    def address(self, extent: Extent, /) -> int:
-        """Where the extent starts in this process's memory."""
-        return self.arena.address(extent)
+        return self._own(reservation).tenant
 
     def accounting(self) -> Accounting:
         """Where every byte is now."""
         with self._lock:
-            return take_stock(self._ledger, self._clean_reserve)
+            return take_stock(self, self._clean_reserve)
 
     def check(self) -> None:
         """Assert every invariant from the structures themselves (slow)."""
         with self._lock:
-            check(self._ledger)
+            check(self)
 
     def close(self) -> None:
-        """Give the arena back; idempotent. Mappings stay until their last view is gone."""
+        """Give the arena back; idempotent. Mappings stay until their last view is gone.
+
+        Nothing is granted or becomes visible any more; rights may still end.
+        """
         with self._lock:
-            self.frozen = True
-            self._ledger.drop(list(filter(self._ledger.index.visible, self._ledger.index.slots())))
+            self._closed = True
+            self.drop_slots([*filter(self.index.visible, self.index.slots())])
+            for held in [*self.pending.values()]:
+                self.isolate(held)
             self.arena.close()
 
-    def _over_cap(self, owner: object) -> bool:
-        record = self._ledger.owners.get(owner)
-        if record is None or not record.closed:
-            return False
-        return self._ledger.holding(record) > self._quarantine_cap
+    def _barred(self, owner: object) -> bool:
+        record = self.owners.get(owner)
+        stuck = record is not None and record.closed and self.holding(record) > self._quarantine_cap
+        return self._closed or stuck
 
     def _lease(self, keys: Sequence[Key], slots: list[int], owner: object) -> Leases:
-        batch = Leases(self._ledger.index, self.arena, keys, slots, owner)
+        batch = Leases(self.index, self.arena, keys, slots, owner)
         if batch.left:
-            leases = self._ledger.index.leases
+            leases = self.index.leases
             for slot in slots:
                 if slot >= 0:
                     leases[slot] += 1
-            self._ledger.owner(owner).leases.add(batch)
+            self.give(batch)
         return batch
 
-
-def _held(reservation: Reservation) -> Held:
-    assert isinstance(reservation, Held), f"not a reservation of this pool: {reservation!r}"
-    return reservation
+    def _own(self, reservation: Reservation) -> Held:
+        assert isinstance(reservation, Held), f"not a reservation of a pool: {reservation!r}"
+        assert reservation.arena is self.arena, f"a reservation of another pool: {reservation!r}"
+        return reservation

@@ -170,11 +170,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.drop_tag(tag)
         assert self.pool.drop_tag(tag) == 0
 
-    @rule(limit=st.integers(0, 5))
-    def write_back(self, limit: int) -> None:
-        names = self.pool.dirty_keys(limit)
-        self.pool.mark_clean(names)
-        assert not set(names) & set(self.pool.dirty_keys(1000))
+    @rule(wanted=wishes)
+    def write_back(self, wanted: list[int]) -> None:
+        before = self.pool.accounting()
+        self.pool.mark_clean([key(number) for number in wanted])
+        after = self.pool.accounting()
+        assert after.dirty <= before.dirty
+        assert after.dirty + after.clean == before.dirty + before.clean
 
     @rule(wanted=wishes)
     def touch(self, wanted: list[int]) -> None:
@@ -242,7 +244,7 @@ class PoolMachine(RuleBasedStateMachine):
         return batch
 
     def over_cap(self, owner: str) -> bool:
-        return self.pool._over_cap(owner)
+        return self.pool._barred(owner)
 
 
 TestPool = PoolMachine.TestCase

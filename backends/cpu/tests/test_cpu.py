@@ -102,6 +102,20 @@ def test_failed_copy_leaves_nothing_behind(monkeypatch):
     run(body)
 
 
+def test_store_that_the_pool_did_not_take_is_not_called_stored(monkeypatch):
+    async def body():
+        async with Tier() as tier:
+
+            def close_first(data, seed):
+                tier.backend.pool.close()
+                return bytes(16)
+
+            monkeypatch.setattr("lmcache_backend_cpu.backend.ops.digest", close_first)
+            assert await tier.put(1) == [StoreStatus.REFUSED]
+
+    run(body)
+
+
 def test_value_is_loaded_in_pieces_and_across_buffers():
     async def body():
         async with Tier() as tier:

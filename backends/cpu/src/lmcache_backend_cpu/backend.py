@@ -109,8 +109,8 @@ class CPUBackend(BlockingBackend):
             for part in store.parts:
                 ops.copy(answer.view[at : at + part.nbytes], part)
                 at += part.nbytes
-            self.pool.commit(answer, ops.digest(answer.view, 0))
-            return STORED
+            stored = self.pool.commit(answer, ops.digest(answer.view, 0))
+            return STORED if stored else Stored.refused("closed meanwhile")
         finally:
             self.pool.abort(answer)
 
