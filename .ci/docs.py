@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = (
@@ -107,6 +107,8 @@ def _meanings(attributes: str) -> dict[str, str]:
 
 
 def _type_text(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        kind = kind.__origin__
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " \\| ".join(str(member.value) for member in kind)
     text = kind.__name__ if isinstance(kind, type) else str(kind)

@@ -1,8 +1,8 @@
 """Configuration: records, and how they are read from files, the environment, engines and flags."""
 
 from lmcache_core.config.binding import (
+    Binder as Binder,
     Setting as Setting,
-    bind as bind,
 )
 from lmcache_core.config.load import (
     Effective as Effective,
@@ -11,6 +11,7 @@ from lmcache_core.config.load import (
 )
 from lmcache_core.config.records import (
     Config as Config,
+    DaemonConfig as DaemonConfig,
     EngineConfig as EngineConfig,
     LoadFailure as LoadFailure,
     ManagerConfig as ManagerConfig,
@@ -20,6 +21,7 @@ from lmcache_core.config.records import (
     Share as Share,
     TenantConfig as TenantConfig,
     TierConfig as TierConfig,
+    Transfer as Transfer,
     VerifyHot as VerifyHot,
     WritePolicy as WritePolicy,
 )

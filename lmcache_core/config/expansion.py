@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from lmcache_core.config.binding import convert
+from lmcache_core.config.binding import Binder, table
 from lmcache_core.config.names import BY_KEY, EXTRA_NOTHING, NAMES, SCHEMES, Effect
-from lmcache_core.config.tree import Item, refuse, reread
+from lmcache_core.config.tree import Item, merge, nest, refuse, reread
 from lmcache_core.spi import ByteSize
 
+V = TypeVar("V")
 Tree = dict[str, Item]
 TIER_KEYS = tuple(
     row.key for row in NAMES if row.effect is Effect.MAPPED and (" " in row.to or not row.to)
@@ -48,14 +50,17 @@ def rename(tree: Mapping[str, Item], notes: list[str], /) -> Tree:
             raise refuse(
                 item, key, f"is the same setting as {target}, which is given too; keep one"
             )
-        renamed[target] = item
+        if "." in target:
+            renamed = merge(renamed, nest(target, item))
+        else:
+            renamed[target] = item
     return renamed
 
 
 def from_block(file: Mapping[str, Item], notes: list[str], /) -> Tree:
     """Read the ``lmcache:`` block of a file whose other keys belong to an engine."""
     block = file["lmcache"]
-    inside: Tree = dict(_mapping(block, "lmcache"))
+    inside: Tree = dict(table(block, "lmcache"))
     for key in ("tiers", "tenants", "manager", "chunk_size", *TIER_KEYS):
         if key in file:
             raise refuse(
@@ -64,25 +69,25 @@ def from_block(file: Mapping[str, Item], notes: list[str], /) -> Tree:
                 f"would be ignored beside the lmcache: block; move it inside ({block.origin})",
             )
     enable = inside.pop("enable", None)
-    if enable is not None and not convert(bool, enable, "lmcache.enable", []):
+    if enable is not None and not _value(bool, enable, "lmcache.enable"):
         return {"tiers": Item([], enable.origin)}
     tiers: list[Item] = []
     if (backend := inside.pop("backend", None)) is not None:
-        options = dict(_mapping(backend, "lmcache.backend"))
+        options = dict(table(backend, "lmcache.backend"))
         if "policy" in inside:
             options["policy"] = inside.pop("policy")
         tiers.append(_typed(backend, options, "lmcache.backend"))
     elif "policy" in inside:
         inside["cache_policy"] = inside.pop("policy")
     if (peers := inside.pop("peer_to_peer", None)) is not None:
-        options = dict(_mapping(peers, "lmcache.peer_to_peer"))
+        options = dict(table(peers, "lmcache.peer_to_peer"))
         on = options.pop("enable", None)
-        if on is None or convert(bool, on, "lmcache.peer_to_peer.enable", []):
+        if on is None or _value(bool, on, "lmcache.peer_to_peer.enable"):
             tiers.append(Item({"p2p": Item(options, peers.origin)}, peers.origin))
     if tiers:
         inside["tiers"] = Item(tiers, tiers[0].origin)
     if (manager := inside.pop("key_manager", None)) is not None:
-        options = dict(_mapping(manager, "lmcache.key_manager"))
+        options = dict(table(manager, "lmcache.key_manager"))
         if "type" in options and options["type"].value != "default":
             inside["key_managers"] = Item(
                 [_typed(manager, options, "lmcache.key_manager")], manager.origin
@@ -98,12 +103,14 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
     """
     common: Tree = {}
     if (policy := short.get("cache_policy")) is not None:
-        common["policy"] = Item(_text(policy, "cache_policy").lower(), _via(policy, "cache_policy"))
+        common["policy"] = Item(
+            _value(str, policy, "cache_policy").lower(), _via(policy, "cache_policy")
+        )
     if (timeout := short.get("blocking_timeout_secs")) is not None:
         common["deadline"] = Item(reread(timeout).value, _via(timeout, "blocking_timeout_secs"))
     tiers: list[tuple[str, Tree, str]] = []
     use = short.get("local_cpu")
-    if use is None or convert(bool, use, "local_cpu", []):
+    if use is None or _value(bool, use, "local_cpu"):
         size = short.get("max_local_cpu_size")
         options = {
             "size": _gib(size, "max_local_cpu_size") if size else Item(DEFAULT_SIZE, "default")
@@ -113,7 +120,7 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
         tiers.append((memory, options, use.origin if use else "default"))
     for key, plugin in (("local_disk", "disk"), ("gds_path", "gds")):
         if (folder := short.get(key)) is not None and reread(folder).value not in OFF:
-            written = _text(folder, key)
+            written = _value(str, folder, key)
             paths = [part.strip().removeprefix("file://") for part in written.split(",")]
             options = {
                 "path": Item([Item(path, folder.origin) for path in paths], _via(folder, key))
@@ -131,7 +138,7 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
 
 
 def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str, Tree, str]:
-    scheme = urlsplit(_text(url, "remote_url")).scheme
+    scheme = urlsplit(_value(str, url, "remote_url")).scheme
     if scheme not in SCHEMES:
         raise refuse(
             url,
@@ -145,7 +152,7 @@ def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str
     if serde is not None and serde.value not in ("naive", None):
         options["serde"] = Item([serde], _via(serde, "remote_serde"))
     extra = short.get("extra_config")
-    for key, item in (_mapping(extra, "extra_config") if extra is not None else {}).items():
+    for key, item in (table(extra, "extra_config") if extra is not None else {}).items():
         own = key.removeprefix(plugin).lstrip("_.")
         if key in EXTRA_NOTHING:
             notes.append(f"{item.origin}: extra_config.{key} has no effect: {EXTRA_NOTHING[key]}")
@@ -177,17 +184,10 @@ def _gib(item: Item, key: str) -> Item:
     raise refuse(item, key, f"not a size in GiB: {item.plain()!r}")
 
 
-def _text(item: Item, key: str) -> str:
-    found: str = convert(str, item, key, [])
+def _value(wanted: type[V], item: Item, key: str) -> V:
+    found: V = Binder().convert(wanted, item, key)
     return found
 
 
 def _via(item: Item, key: str) -> str:
     return f"{item.origin} ({key})"
-
-
-def _mapping(item: Item, path: str) -> Tree:
-    value = reread(item).value
-    if not isinstance(value, dict):
-        raise refuse(item, path, "expected a mapping of keys")
-    return value

@@ -10,31 +10,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from lmcache_core.config.binding import Setting, bind, convert, join, table
+from lmcache_core.config.binding import Binder, Setting, join, one_key, table
 from lmcache_core.config.expansion import TIER_KEYS, Tree, expand, from_block, rename
 from lmcache_core.config.names import BY_KEY, NOT_SETTINGS, NOT_SETTINGS_PREFIXES
 from lmcache_core.config.records import (
     Config,
     EngineConfig,
     ManagerConfig,
-    PluginChoice,
     PluginsConfig,
-    TenantConfig,
     TierConfig,
-)  # fmt: skip
+)
 from lmcache_core.config.tree import Item, items, merge, nest, read_yaml, refuse, reread
 from lmcache_core.registry import Registry
-from lmcache_core.spi import ConfigError, PluginError, TensorSerde
+from lmcache_core.spi import ConfigError, TensorSerde
 
 PREFIX = "LMCACHE_"
 FILE_VARIABLE = "LMCACHE_CONFIG_FILE"
-LOG_LEVELS = Literal["debug", "info", "warning", "error"]
 _SERVICE_LINK = re.compile(r".*_(port(_\d+_(tcp|udp)(_\w+)?)?|service_(host|port\w*))")
-_SECTIONS = ("tiers", "tenants", "plugins", "manager", "observers", "key_managers", "log_level")
+_SECTIONS = ("tenants", "manager", "daemon", "observers", "log_level")
+_NOTHING = Item({}, "default")
 _OF_TIER = tuple(
     f.name for f in fields(TierConfig) if f.name not in ("plugin", "options", "policy_options")
 )
@@ -56,12 +54,16 @@ class Effective:
         settings: every effective value and where it came from, in the order of the records.
         notes: what was accepted without effect, one line each.
         registry: the plugins under this configuration's permissions.
+        path: the configuration file that was given, absolute.
+        given: what was given besides it and the environment, by dotted key; a private daemon reads the same.
     """
 
     config: Config
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
     registry: Registry
+    path: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -87,37 +89,27 @@ def load(
     """
     notes: list[str] = []
     tree, tiers, changes = _gather(_sources(path, env, engine or {}, flags or {}, notes), notes)
-    settings: list[Setting] = []
+    binder = Binder()
+    plugins = binder.bind(PluginsConfig, tree.pop("plugins", _NOTHING), "plugins")
+    binder.registry = registry or Registry(environment=env, **asdict(plugins))
     short = {key: tree.pop(key) for key in TIER_KEYS if key in tree}
-    sections = {key: tree.pop(key) for key in _SECTIONS if key in tree}
-    none = Item({}, "default")
-
-    heads: list[Setting] = []
-    plugins = bind(PluginsConfig, sections.get("plugins", none), "plugins", heads)
-    if registry is None:
-        registry = _registry(plugins, env)
-    binder = _Binder(registry, settings)
-    managers = binder.choices("key_managers", sections.get("key_managers"), "key_managers")
-    valid = (*_SECTIONS, *(key for key in BY_KEY))
-    engine_config = bind(
-        EngineConfig, Item(tree, "configuration"), "", settings,
-        given={"key_managers": managers}, also=valid, hints=_HINTS,
+    sections = Item({key: tree.pop(key) for key in _SECTIONS if key in tree}, "configuration")
+    bound = binder.bind(
+        EngineConfig, Item(tree, "configuration"), "",
+        also=("tiers", "plugins", *_SECTIONS, *BY_KEY), hints=_HINTS,
     )  # fmt: skip
-    config = Config(
-        engine=engine_config,
-        tiers=binder.tiers(_tier_items(tiers, short, changes, registry, notes)),
-        tenants=convert(
-            Mapping[str, TenantConfig], sections.get("tenants", none), "tenants", settings
-        ),
-        manager=bind(ManagerConfig, sections.get("manager", none), "manager", settings),
-        plugins=plugins,
-        observers=binder.choices("observers", sections.get("observers"), "observers"),
-        log_level=convert(
-            LOG_LEVELS, sections.get("log_level", Item("info", "default")), "log_level", settings
-        ),
-    )
-    binder.check(engine_config)
-    return Effective(config, (*settings, *heads), tuple(notes), registry)
+    found = _tier_items(tiers, short, changes, binder.registry, notes)
+    given = {"engine": bound, "plugins": plugins, "tiers": _tiers(binder, found, bound.exact)}
+    config = binder.bind(Config, sections, "", given=given)
+    own = {
+        name.removeprefix("lmcache."): value
+        for name, value in (engine or {}).items()
+        if name.startswith("lmcache.")
+    }
+    return Effective(
+        config, tuple(binder.settings), tuple(notes), binder.registry,
+        path=None if path is None else os.path.abspath(path), given={**own, **(flags or {})},
+    )  # fmt: skip
 
 
 def permissions(
@@ -125,15 +117,8 @@ def permissions(
 ) -> Registry:
     """The registry under the permissions that the configuration gives; nothing else of it is bound."""
     tree, _, _ = _gather(_sources(path, env, {}, {}, []), [])
-    return _registry(
-        bind(PluginsConfig, tree.get("plugins", Item({}, "default")), "plugins", []), env
-    )
-
-
-def _registry(plugins: PluginsConfig, env: Mapping[str, str]) -> Registry:
-    return Registry(
-        allow=plugins.allow, deny=plugins.deny, allow_paths=plugins.allow_paths, environment=env
-    )
+    plugins = Binder().bind(PluginsConfig, tree.get("plugins", _NOTHING), "plugins")
+    return Registry(environment=env, **asdict(plugins))
 
 
 def _gather(sources: Iterable[Tree], notes: list[str]) -> tuple[Tree, Item | None, list[Item]]:
@@ -212,7 +197,7 @@ def _tier_items(
             raise refuse(item, key, f"cannot stand beside tiers ({tiers.origin}); write it there")
         if not isinstance(tiers.value, list):
             raise refuse(tiers, "tiers", "expected a list, one item `- PLUGIN: {options}` per tier")
-        found = [_one_key(item, f"tiers[{index}]") for index, item in enumerate(tiers.value)]
+        found = [one_key(item, f"tiers[{index}]") for index, item in enumerate(tiers.value)]
     for change in changes:
         for wanted, options in change.value.items():
             names = [_name_of(item) for item in found]
@@ -229,122 +214,54 @@ def _tier_items(
     return found
 
 
-def _one_key(item: Item, path: str) -> Item:
-    """``NAME`` or ``{NAME: {options}}`` as the latter."""
-    value = reread(item).value
-    if isinstance(value, str):
-        return Item({value: Item({}, item.origin)}, item.origin)
-    if not isinstance(value, dict) or len(value) != 1:
-        got = f"the keys {', '.join(value)}" if isinstance(value, dict) else "something else"
-        raise refuse(
-            item,
-            path,
-            f"expected one mapping NAME: {{options}}, got {got} (options are indented further)",
-        )
-    return Item(value, item.origin)
-
-
 def _name_of(item: Item) -> str:
     ((plugin, options),) = item.value.items()
     given = table(options, plugin).get("name")
     if given is not None:
-        return str(convert(str, given, join(plugin, "name"), []))
+        return str(Binder().convert(str, given, join(plugin, "name")))
     name: str = plugin.partition("@")[0].rpartition(":")[2]
     return name
 
 
-class _Binder:
-    """Binds what needs a plugin's class."""
+def _tiers(binder: Binder, found: list[Item], exact: bool) -> tuple[TierConfig, ...]:
+    bound: dict[str, TierConfig] = {}
+    for item in found:
+        tier = _tier(binder, item, exact)
+        if tier.name in bound:
+            problem = "two tiers of one name; give one of them `name: ...`"
+            raise refuse(item, f"tiers.{tier.name}", problem)
+        bound[tier.name] = tier
+    return tuple(bound.values())
 
-    def __init__(self, registry: Registry, settings: list[Setting]) -> None:
-        self.registry = registry
-        self.settings = settings
-        self.lossy: list[tuple[Item, str]] = []
 
-    def plugin(self, kind: str, name: str, item: Item, path: str) -> Any:
-        try:
-            return self.registry.load(kind, name, anyway=True)
-        except PluginError as error:
-            raise type(error)(f"{item.origin}: {path}: {error}") from error
-
-    def choice(self, kind: str, item: Item, path: str) -> tuple[PluginChoice, Any]:
-        item = _one_key(item, path)
-        ((name, options),) = item.value.items()
-        found = self.plugin(kind, name, item, path)
-        self.settings.append(Setting(path, name, item.origin))
-        bound = bind(found.config_type, options, join(path, name), self.settings)
-        return PluginChoice(name=name, options=bound), found
-
-    def choices(self, kind: str, item: Item | None, path: str) -> tuple[PluginChoice, ...]:
-        return tuple(choice for choice, _ in self._list(kind, item, path))
-
-    def _list(self, kind: str, item: Item | None, path: str) -> list[tuple[PluginChoice, Any]]:
-        if item is None:
-            self.settings.append(Setting(path, [], "default"))
-            return []
-        value = reread(item).value
-        parts = value if isinstance(value, list) else [item]
-        return [self.choice(kind, part, f"{path}[{index}]") for index, part in enumerate(parts)]
-
-    def tiers(self, found: list[Item]) -> tuple[TierConfig, ...]:
-        bound: dict[str, TierConfig] = {}
-        for item in found:
-            tier = self.tier(item)
-            if tier.name in bound:
-                raise refuse(
-                    item,
-                    f"tiers.{tier.name}",
-                    "two tiers of one name; give one of them `name: ...`",
-                )
-            bound[tier.name] = tier
-        return tuple(bound.values())
-
-    def tier(self, item: Item) -> TierConfig:
-        ((plugin, written),) = item.value.items()
-        name = _name_of(item)
-        path = f"tiers.{name}"
-        backend = self.plugin("backends", plugin, item, path)
-        options = table(written, path)
-        self.settings.append(Setting(f"{path}.plugin", plugin, item.origin))
-        given: dict[str, Any] = {"plugin": plugin, "name": name}
-        # A key that both know, such as size, is written once and goes to both.
-        theirs = {f.name for f in fields(backend.config_type)}
-        inner: list[Setting] = []
-        given["options"] = bind(
-            backend.config_type,
-            Item({k: v for k, v in options.items() if k in theirs or k not in _OF_TIER}, written.origin),
-            path, inner, also=_OF_TIER, hints=_HINTS_IN_TIER,
-        )  # fmt: skip
-        mine = {f"{path}.{name}" for name in _OF_TIER}
-        self.settings += [setting for setting in inner if setting.path not in mine]
-        own = {k: v for k, v in options.items() if k in _OF_TIER and k != "name"}
-        given["policy_options"] = None
-        if (policy := own.pop("policy", None)) is not None:
-            choice, _ = self.choice("policies", policy, f"{path}.policy")
-            given["policy"], given["policy_options"] = choice.name, choice.options
-        given["serde"] = self.serdes(own.pop("serde", None), f"{path}.serde")
-        wrappers = own.pop("wrappers", Item({}, "default"))
-        given["wrappers"] = {}
-        for key, part in table(wrappers, f"{path}.wrappers").items():
-            kind = self.plugin("wrappers", key, part, f"{path}.wrappers.{key}").config_type
-            if reread(part).value is False:  # one that is there unasked is left out
-                given["wrappers"][key] = False
-                self.settings.append(Setting(f"{path}.wrappers.{key}", False, part.origin))
-            else:
-                given["wrappers"][key] = bind(kind, part, f"{path}.wrappers.{key}", self.settings)
-        return bind(TierConfig, Item(own, written.origin), path, self.settings, given=given)
-
-    def serdes(self, item: Item | None, path: str) -> tuple[PluginChoice, ...]:
-        found = self._list("serdes", item, path)
-        for index, (choice, serde) in enumerate(found):
-            assert item is not None
-            if index and issubclass(serde, TensorSerde):
-                raise refuse(item, path, f"{choice.name!r} understands tensors and must come first")
-            if not serde.lossless:
-                self.lossy.append((item, f"{path}[{index}]: {choice.name!r}"))
-        return tuple(choice for choice, _ in found)
-
-    def check(self, engine: EngineConfig) -> None:
-        if engine.exact and self.lossy:
-            item, where = self.lossy[0]
-            raise ConfigError(f"{item.origin}: {where} is lossy, and exact: true forbids that")
+def _tier(binder: Binder, item: Item, exact: bool) -> TierConfig:
+    ((plugin, written),) = item.value.items()
+    name = _name_of(item)
+    path = f"tiers.{name}"
+    backend = binder.plugin("backends", plugin, item, path)
+    options = table(written, path)
+    binder.note(f"{path}.plugin", plugin, item.origin)
+    # A key that both know, such as size, is written once, goes to both and is noted once.
+    known = {f.name for f in fields(backend.config_type)}
+    theirs = {k: v for k, v in options.items() if k in known or k not in _OF_TIER}
+    ours = {k: v for k, v in options.items() if k in _OF_TIER and k != "name"}
+    inner = Binder()
+    given: dict[str, Any] = {"plugin": plugin, "name": name, "policy_options": None}
+    given["options"] = inner.bind(
+        backend.config_type, Item(theirs, written.origin), path, also=_OF_TIER, hints=_HINTS_IN_TIER
+    )
+    both = {f"{path}.{key}" for key in _OF_TIER}
+    binder.settings += [setting for setting in inner.settings if setting.path not in both]
+    if (policy := ours.pop("policy", None)) is not None:
+        choice = binder.choice("policies", policy, f"{path}.policy")
+        given["policy"], given["policy_options"] = choice.name, choice.options
+    tier = binder.bind(TierConfig, Item(ours, written.origin), path, given=given)
+    for index, choice in enumerate(tier.serde):
+        serde, item = binder.plugin("serdes", choice.name, item, path), ours["serde"]
+        if index and issubclass(serde, TensorSerde):
+            problem = f"{choice.name!r} understands tensors and must come first"
+            raise refuse(item, f"{path}.serde", problem)
+        if exact and not serde.lossless:
+            problem = f"{choice.name!r} is lossy, and exact: true forbids that"
+            raise refuse(item, f"{path}.serde[{index}]", problem)
+    return tier

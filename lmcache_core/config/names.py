@@ -104,8 +104,10 @@ NAMES: tuple[Name, ...] = (
     *_rows(_R, "configuration is never fetched; use a file, the environment or the engine", "remote_config_url"),
     *_rows(_R, "the daemon has the HTTP interface (lmcache server)", "internal_api_server_enabled"),
     *_rows(_R, "ask for it per request (lmcache.skip_save)", "force_skip_save"),
-    *_rows(_E, "the engine connector reads it", "mp", "mp_host", "mp_port", "mp_transfer_mode",
-           "use_upstream_mp", "lazy_offload"),
+    Name("mp_host", _M, "daemon.host"),
+    Name("mp_port", _M, "daemon.port"),
+    Name("mp_transfer_mode", _M, "daemon.transfer"),
+    *_rows(_E, "the engine connector reads it", "mp", "use_upstream_mp", "lazy_offload"),
 )  # fmt: skip  # a table reads better than one name per line
 
 BY_KEY = {row.key: row for row in NAMES}

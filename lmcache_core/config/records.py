@@ -9,9 +9,9 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Self
+from typing import Annotated, Literal, Self
 
-from lmcache_core.spi import ByteSize, Duration
+from lmcache_core.spi import ByteSize, Duration, Secret
 
 _NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.")
 
@@ -112,8 +112,8 @@ class TierConfig:
     ttl: Duration | None = None
     deadline: Duration = Duration(1.0)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
-    serde: tuple[PluginChoice, ...] = ()
-    wrappers: Mapping[str, object] = field(default_factory=dict)
+    serde: Annotated[tuple[PluginChoice, ...], "serdes"] = ()
+    wrappers: Annotated[Mapping[str, object], "wrappers"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name or set(self.name) - _NAME_CHARACTERS:
@@ -171,7 +171,7 @@ class EngineConfig:
     verify_hot: VerifyHot = VerifyHot.SAMPLE
     exact: bool = False
     tags_in_key: tuple[str, ...] = ()
-    key_managers: tuple[PluginChoice, ...] = ()
+    key_managers: Annotated[tuple[PluginChoice, ...], "key_managers"] = ()
     layerwise: bool = False
     load_failure_policy: LoadFailure = LoadFailure.RECOMPUTE
 
@@ -213,6 +213,52 @@ class ManagerConfig:
     close_timeout: Duration = Duration(10.0)
 
 
+class Transfer(Enum):
+    """How values travel between an engine and the daemon."""
+
+    AUTO = "auto"
+    """In the daemon's own memory where it can be mapped, else over the connection."""
+    SHM = "shm"
+    TCP = "tcp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """The daemon that has the cache; without one of the first three it is in this process.
+
+    Attributes:
+        host, port: TCP; on this node it only names the unix socket.
+        socket: path of the unix socket.
+        private: one for engines of this user with this configuration, started when it is not there.
+        token: for daemons of other users and nodes.
+        timeout: longest wait for a call without a deadline.
+        transfer: see ``Transfer``.
+        grace: a private one ends this long after its last client.
+        workers: of this engine on this node; memory of a private one is per worker.
+    """
+
+    host: str = ""
+    port: int = 5555
+    socket: str = ""
+    private: bool = False
+    token: Secret = Secret("")
+    timeout: Duration = Duration(1.0)
+    transfer: Transfer = Transfer.AUTO
+    grace: Duration = Duration(30.0)
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.host, self.socket, self.private))) > 1:
+            raise ValueError("host, socket and private are three ways to one daemon; keep one")
+
+    @property
+    def address(self) -> str:
+        """Where it is, or ``""``."""
+        if self.socket:
+            return f"unix://{self.socket}"
+        return f"{self.host}:{self.port}" if self.host else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything. Tiers in lookup order."""
@@ -222,12 +268,6 @@ class Config:
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     plugins: PluginsConfig = PluginsConfig()
     manager: ManagerConfig = ManagerConfig()
-    observers: tuple[PluginChoice, ...] = ()
-    log_level: str = "info"
-
-    @classmethod
-    def from_sources(cls, path: str | None = None, /, **sources: Any) -> "Config":
-        """Read files, environment, engine and flags; see ``lmcache_core.config.load``."""
-        from lmcache_core.config.load import load  # it imports this module
-
-        return load(path, **sources).config
+    daemon: DaemonConfig = DaemonConfig()
+    observers: Annotated[tuple[PluginChoice, ...], "observers"] = ()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

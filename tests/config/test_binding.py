@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmcache_core.config import Setting, Share, bind, items
+from lmcache_core.config import Binder, Share, items
 from lmcache_core.spi import ByteSize, ConfigError, Secret
 from tests.config.plugins import read
 
@@ -37,7 +37,7 @@ class Outer:
 
 
 def bound(data: dict[str, Any], text: bool = False) -> Outer:
-    return bind(Outer, items(data, "here", text=text), "", [])
+    return Binder().bind(Outer, items(data, "here", text=text), "")
 
 
 def test_records_inside_records() -> None:
@@ -132,11 +132,9 @@ def test_text_under_a_telling_name_is_not_shown_even_without_the_type() -> None:
         access_token: str | None = None
         tokens: int = 0
 
-    settings: list[Setting] = []
-    bind(
-        Careless, items({"api_key": HUSH, "access_token": HUSH, "tokens": 3}, "here"), "", settings
-    )
-    assert [s.value for s in settings] == ["***", "***", 3]
+    binder = Binder()
+    binder.bind(Careless, items({"api_key": HUSH, "access_token": HUSH, "tokens": 3}, "here"), "")
+    assert [s.value for s in binder.settings] == ["***", "***", 3]
 
 
 @pytest.mark.parametrize(

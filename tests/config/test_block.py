@@ -56,7 +56,7 @@ def test_a_policy_without_a_backend_is_for_the_default_tier(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lmcache: 3", "kv.yaml:1: lmcache: expected a mapping of keys"),
+        ("lmcache: 3", "kv.yaml:1: lmcache: expected a mapping of keys, got a whole number"),
         ("lmcache: {enabled: true}", "kv.yaml:1: enabled: unknown key; did you mean 'enable'?"),
         ("lmcache: {enable: perhaps}", "kv.yaml:1: lmcache.enable: expected true or false, got text"),
         ("lmcache: {backend: {size: 3}}", "kv.yaml:1: lmcache.backend.type: is required: the name of a plugin"),

@@ -174,7 +174,7 @@ def test_options_of_the_remote_plugin_in_extra_config(tmp_path: Path) -> None:
         ("remote_url: cache", f"kv.yaml:1: remote_url: no plugin for 'no scheme'; known: {', '.join(sorted(SCHEMES))}"),
         ("remote_serde: zip", "kv.yaml:1: remote_serde: needs remote_url beside it"),
         ("remote_url: redis://x\nextra_config: {a: 1}", "kv.yaml:2: extra_config.a: unknown key; options of redis begin with redis_"),
-        ("remote_url: redis://x\nextra_config: 3", "kv.yaml:2: extra_config: expected a mapping of keys"),
+        ("remote_url: redis://x\nextra_config: 3", "kv.yaml:2: extra_config: expected a mapping of keys, got a whole number"),
         ("remote_url: redis://x\nextra_config: {redis_prefx: 1}", "kv.yaml:2: tiers.redis.prefx: unknown key; did you mean 'prefix'?"),
         ("tiers: [cpu]\nmax_local_cpu_size: 1", "kv.yaml:2: max_local_cpu_size: cannot stand beside tiers (@/kv.yaml:1); write it there"),
         ("save_decode: true\nsave_decode_cache: true", "kv.yaml:2: save_decode_cache: is the same setting as save_decode, which is given too; keep one"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcache_core.config import Config, Effective, EngineConfig, ManagerConfig, VerifyHot, load
+from lmcache_core.config import Effective, EngineConfig, ManagerConfig, VerifyHot, load
 from lmcache_core.spi import ConfigError, Duration
 from tests.config.plugins import read, registry
 
@@ -46,7 +46,6 @@ def test_the_file_is_named_by_the_environment_or_by_the_caller(tmp_path: Path) -
     env = {"LMCACHE_CONFIG_FILE": str(one)}
     assert load(env=env, registry=registry()).config.engine.chunk_size == 16
     assert load(two, env=env, registry=registry()).config.engine.chunk_size == 32
-    assert Config.from_sources(str(two), env=env, registry=registry()).engine.chunk_size == 32
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
