@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from lmcache_core.config import Effective
@@ -27,82 +26,55 @@ from lmcache_core.wire.client import DaemonClient
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "VIRTUAL_ENV",
          "PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX")  # fmt: skip
 _KEPT_PREFIX = "LMCACHE_"
-_OF_THE_CLIENT = ("daemon.", "mp_")
 _START_S = 30.0
 
 
-def connect_private(
-    effective: Effective,
-    /,
-    *,
-    path: str | os.PathLike[str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-    ranks: int = 1,
-    grace: float = 30.0,
-    timeout: float = 1.0,
-    name: str = "",
-) -> DaemonClient:
+def connect_private(effective: Effective, /, *, name: str = "") -> DaemonClient:
     """Reach the private daemon of a configuration, starting it when it is not there.
 
-    Args:
-        effective: the configuration, read.
-        path, flags: where it was read from, for the daemon to read again.
-        ranks: workers of this engine on this node; sizes are per worker, the daemon has them together.
-        grace: seconds it stays after its last client.
+    Memory is configured per worker (``daemon.workers``); the daemon has it for all of them together.
 
     Raises:
         Unavailable: it did not start; says where its log is.
     """
-    folder = runtime_folder()
-    key = digest(effective, ranks)
+    config, folder, key = effective.config.daemon, runtime_folder(), digest(effective)
     where = socket_path(folder, f"private-{key}")
-    start = _Start(folder, key, where, path, dict(flags or {}), ranks, grace, effective)
+    start = _Start(os.path.join(folder, f"private-{key}"), where, effective)
     start.run()
-    client = DaemonClient(f"unix://{where}", timeout=timeout, name=name)
+    client = DaemonClient(
+        f"unix://{where}", timeout=config.timeout, name=name, transfer=config.transfer.value
+    )
     client.revive = start.revive
     return client
 
 
-def digest(effective: Effective, ranks: int = 1, /) -> str:
+def digest(effective: Effective, /) -> str:
     """What one private daemon serves: this user, this node, this configuration."""
     said = [
         (setting.path, repr(setting.value))
         for setting in effective.settings
-        if not setting.path.startswith(_OF_THE_CLIENT)
+        if not setting.path.startswith("daemon.") or setting.path == "daemon.workers"
     ]
-    text = json.dumps([os.getuid(), os.uname().nodename, ranks, sorted(said)])
+    text = json.dumps([os.getuid(), os.uname().nodename, sorted(said)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class _Start:
     """Everything needed to start one private daemon, now and after a crash."""
 
-    def __init__(
-        self,
-        folder: str,
-        key: str,
-        where: str,
-        path: str | os.PathLike[str] | None,
-        flags: dict[str, Any],
-        ranks: int,
-        grace: float,
-        effective: Effective,
-    ) -> None:
-        self._base = os.path.join(folder, f"private-{key}")
+    def __init__(self, base: str, where: str, effective: Effective) -> None:
+        self._base = base
         self._path = where
         self._log = logging.getLogger("lmcache.daemon")
         self._again = 0.0
+        config = effective.config.daemon
         self._command = [
             sys.executable, "-m", "lmcache_core", "server", "--private", "--port", "0",
-            "--socket", where, "--grace", str(grace),
+            "--socket", where, "--grace", str(float(config.grace)), "--settings", f"{base}.json",
         ]  # fmt: skip
-        written = {
-            k: v for k, v in flags.items() if not k.startswith(_OF_THE_CLIENT) and k != "daemon"
-        }
-        written.update(_scaled(effective, ranks))
-        self._settings = json.dumps(written, default=str)
-        if path is not None:
-            self._command += ["--config", os.path.abspath(path)]
+        if effective.path is not None:
+            self._command += ["--config", effective.path]
+        self._settings = json.dumps({**effective.given, **_scaled(effective)}, default=str)
 
     def run(self) -> None:
         """Start the daemon unless it runs; under a lock, so that one of many starters does."""
@@ -137,7 +109,7 @@ class _Start:
         began = time.monotonic()
         with open(f"{self._base}.log", "a", opener=_private) as log:
             process = subprocess.Popen(
-                [*self._command, "--settings", f"{self._base}.json"],
+                self._command,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
                 start_new_session=True, close_fds=True,
             )  # fmt: skip
@@ -158,14 +130,14 @@ class _Start:
         process.returncode = 0
 
 
-def _scaled(effective: Effective, ranks: int) -> dict[str, Any]:
-    """Sizes of memory are per worker; the daemon has the sum."""
-    if ranks <= 1:
-        return {}
+def _scaled(effective: Effective) -> dict[str, Any]:
+    """The size of memory for all workers."""
+    workers = effective.config.daemon.workers
+    first = effective.config.tiers[:1]
     return {
-        f"tiers.{tier.name}.size": int(tier.size) * ranks
-        for tier in effective.config.tiers[:1]
-        if tier.size is not None
+        f"tiers.{tier.name}.size": int(tier.size) * workers
+        for tier in first
+        if workers > 1 and tier.size is not None
     }
 
 

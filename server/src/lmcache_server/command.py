@@ -225,9 +225,7 @@ def _daemonize(log_file: str | None) -> int:
         with os.fdopen(told, "rb") as news:
             said = news.read()
         if said != b"+":
-            print(
-                f"lmcache: {said.decode(errors='replace') or 'the daemon ended'}", file=sys.stderr
-            )
+            remark(f"lmcache: {said.decode(errors='replace') or 'the daemon ended'}")
             os._exit(2)
         os._exit(0)
     os.close(told)

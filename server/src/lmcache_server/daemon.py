@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -273,8 +273,12 @@ class Daemon:
             self._quotas.pop(tenant, None)
         else:
             self._quotas[tenant] = nbytes
-        quotas = dict(self._quotas)
-        self.manager.pool.set_quotas(quotas, quotas.pop("default", None))
+        self._limit(self._quotas)
+
+    def _limit(self, quotas: Mapping[str, int]) -> None:
+        named = {name: nbytes for name, nbytes in quotas.items() if name != "default"}
+        self.manager.pool.quotas = named
+        self.manager.pool.default_quota = quotas.get("default")
 
     def refuse(self, peer: str, why: str) -> None:
         """Log what a peer did wrong, once per peer."""
@@ -372,9 +376,7 @@ class Daemon:
             if each.quota is not None
         }
         self._quotas = quotas
-        self.manager.pool.set_quotas(
-            {name: n for name, n in quotas.items() if name != "default"}, quotas.get("default")
-        )
+        self._limit(quotas)
         limits = {tier.name: tier.size for tier in new.tiers}
         for tier in self.manager.tiers:
             limit = limits.get(tier.name)
@@ -410,7 +412,7 @@ class Daemon:
                 link.reply(replies.Boot(self.boot, "stopping"))
                 link.reply(replies.Revoke([]))
         until = self.now() + self.options.drain
-        while self.now() < until and any(not s.empty for s in self.sessions.by_token.values()):
+        while self.now() < until and any(not s.empty for s in self.sessions.by_token.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # releases come from connections one by one
         self.manager.unfreeze()
         shutdown = await self.manager.aclose(deadline=self.now() + self.options.drain)
