@@ -1,4 +1,4 @@
-"""The public API: one cache in this process, for sync and async callers.
+"""The public API: one cache, in this process or behind a daemon, for sync and async callers.
 
 with Cache.from_config("cache.yaml") as cache:
     engine = cache.engine(Forms(space))          # one per model (key space)
@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from lmcache_core.config import Config, Effective, load
@@ -24,6 +26,8 @@ from lmcache_core.storage.build import build, default_context
 from lmcache_core.storage.results import Flushed, Shutdown
 from lmcache_core.storage.sync import SyncManager
 from lmcache_core.threads import DaemonExecutor
+from lmcache_core.wire.autostart import connect_private
+from lmcache_core.wire.client import DaemonClient
 
 T = TypeVar("T")
 CALL_THREADS = 4
@@ -62,14 +66,23 @@ class Cache:
 
         self._observe = emit
         self._threads = DaemonExecutor("lmcache-calls", CALL_THREADS)
-        self.storage = SyncManager(
-            lambda: build(
-                self.config,
-                self.registry,
-                metrics=self.metrics,
-                context=lambda name: default_context(name, emit),
-            )
+        self._said_chunk_size = any(
+            setting.path == "chunk_size" and setting.source != "default"
+            for setting in effective.settings
         )
+        self.storage: SyncManager | DaemonClient
+        if (daemon := _daemon(effective)) is not None:
+            self.storage = daemon
+        else:
+            self.storage = SyncManager(
+                lambda: build(
+                    self.config,
+                    self.registry,
+                    metrics=self.metrics,
+                    context=lambda name: default_context(name, emit),
+                )
+            )
+        self._adopt()
 
     @classmethod
     def from_config(
@@ -93,6 +106,9 @@ class Cache:
     @property
     def fidelity(self) -> str:
         """``"exact"``, or the names of the lossy serdes in any tier."""
+        if isinstance(self.storage, DaemonClient):
+            welcome = self.storage.welcome
+            return welcome.fidelity if welcome is not None else "exact"
         names = {
             choice.name
             for tier in self.config.tiers
@@ -128,21 +144,22 @@ class Cache:
 
     def invalidate(self, tag: str, /, *, seconds: float | None = None) -> int:
         """Delete everything stored under a tag, in every tier; counts the copies there were."""
-        deadline = self._deadline(seconds)
-        return self.storage.call(self.storage.manager.invalidate(tag, deadline=deadline))
+        return self.storage.invalidate(tag, deadline=_deadline(seconds))
 
     def flush(self, *, seconds: float | None = None) -> Flushed:
         """Write what is only in memory to the tiers that want it; tells what is left."""
-        return self.storage.flush(deadline=self._deadline(seconds))
+        return self.storage.flush(deadline=_deadline(seconds))
 
     def close(self, *, seconds: float | None = None) -> Shutdown:
-        """Flush and close the tiers; idempotent, and in time whatever they do."""
-        shutdown = self.storage.close(deadline=self._deadline(seconds))
+        """Flush and close the tiers, or part from the daemon; idempotent, and in time whatever they do."""
+        shutdown = self.storage.close(deadline=_deadline(seconds))
         self._events.close()
         return shutdown
 
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """(tier, bytes, chunks) in lookup order."""
+        if isinstance(self.storage, DaemonClient):
+            return self.storage.usage()
         snapshot = self.metrics.snapshot()
         names = [self.storage.manager.context.tier, *(t.name for t in self.storage.manager.tiers)]
         return [
@@ -154,11 +171,43 @@ class Cache:
             for name in names
         ]
 
+    def _adopt(self) -> None:
+        """Chunk as the daemon does, unless this configuration says otherwise."""
+        if not isinstance(self.storage, DaemonClient) or self.storage.welcome is None:
+            return
+        theirs, engine = self.storage.welcome.chunk_size, self.config.engine
+        if theirs == engine.chunk_size:
+            return
+        if self._said_chunk_size:
+            log = logging.getLogger("lmcache")
+            text = (
+                "chunks of %d tokens here, of %d in the daemon: nothing is shared with its others"
+            )
+            log.warning(text, engine.chunk_size, theirs)
+        else:
+            self.config = replace(self.config, engine=replace(engine, chunk_size=theirs))
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _deadline(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self.storage.manager.context.clock.now() + seconds
+
+def _daemon(effective: Effective) -> DaemonClient | None:
+    """The client of the daemon that a configuration names; None when the cache is in this process."""
+    config = effective.config.daemon
+    if config.private:
+        return connect_private(effective)
+    if not config.address:
+        return None
+    return DaemonClient(
+        config.address,
+        token=config.token.reveal(),
+        timeout=config.timeout,
+        transfer=config.transfer.value,
+    )
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds

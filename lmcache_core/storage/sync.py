@@ -105,6 +105,9 @@ class SyncManager:
     def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
         return self._call(self.manager.delete(keys, deadline=deadline), deadline, 0)
 
+    def invalidate(self, tag: str, /, *, deadline: float | None = None) -> int:
+        return self._call(self.manager.invalidate(tag, deadline=deadline), deadline, 0)
+
     def flush(self, *, deadline: float | None = None) -> Flushed:
         return self._call(self.manager.flush(deadline=deadline), deadline, Flushed())
 
