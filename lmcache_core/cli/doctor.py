@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
+import shutil
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lmcache_core.cli.config import Change, File, Json, parse_changes
-from lmcache_core.cli.output import print_json, print_table, remark
+from lmcache_core.cli.output import print_records, remark
 
 if TYPE_CHECKING:
     from lmcache_core.config import Effective
@@ -26,6 +27,11 @@ class Finding:
     state: State
     found: str
     remedy: str = ""
+
+    @classmethod
+    def judged(cls, good: bool, about: str, found: str, state: State, remedy: str) -> Finding:
+        """A finding that has this state and this remedy unless all is good."""
+        return cls(about, "good", found) if good else cls(about, state, found, remedy)
 
 
 @app.command(
@@ -46,16 +52,10 @@ def doctor(
     remark("looking at the machine")
     findings = [*machine.system(), machine.native(), machine.torch()]
     remark("asking the plugins")
-    findings += [
-        Finding(
-            f"{line.kind} {line.name}",
-            "fault" if line.state in FAULTS else "warning",
-            line.state,
-            line.reason,
-        )
-        for line in listing(effective.registry, probe=True)
-        if line.state in (*FAULTS, "unavailable")
-    ]
+    for line in listing(effective.registry, probe=True):
+        if line.state in (*FAULTS, "unavailable"):
+            state: State = "fault" if line.state in FAULTS else "warning"
+            findings.append(Finding(f"{line.kind} {line.name}", state, line.state, line.reason))
     findings += [Finding("configuration", "note", note) for note in effective.notes]
     findings += [*memory(effective, machine.memory_limit()), *room(effective)]
     for tier in effective.config.tiers:
@@ -63,13 +63,7 @@ def doctor(
         findings.append(round_trip(tier, effective, timeout=timeout))
     if not effective.config.tiers:
         findings.append(Finding("tiers", "warning", "none is configured: every lookup is a miss"))
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        print_table(
-            ("about", "state", "found", "remedy"),
-            [(f.about, f.state, f.found, f.remedy) for f in findings],
-        )
+    print_records(findings, as_json=as_json)
     states = {finding.state for finding in findings}
     return 3 if "unreachable" in states else int(bool(states & {"warning", "fault"}))
 
@@ -97,26 +91,19 @@ def room(effective: Effective, /) -> list[Finding]:
     for tier in effective.config.tiers:
         written = getattr(tier.options, "path", None) if is_dataclass(tier.options) else None
         paths = [written] if isinstance(written, (str, Path)) else list(written or ())
-        free = {path: _free(Path(path)) for path in paths}
-        for path, nbytes in free.items():
-            share = (tier.size or 0) // len(paths)
-            text = f"{path}: {shown(ByteSize(nbytes >> 20 << 20))} free"
-            if nbytes < share:
-                found.append(
-                    Finding(
-                        f"tier {tier.name}", "warning", f"{text}, less than its limit of {shown(ByteSize(share))}",
-                        f"free space or lower tiers.{tier.name}.size (what is cached there already counts as used)",
-                    )
-                )  # fmt: skip
-            else:
-                found.append(Finding(f"tier {tier.name}", "good", text))
+        for path in paths:
+            share, free = (tier.size or 0) // len(paths), _free(Path(path))
+            text = f"{path}: {shown(ByteSize(free >> 20 << 20))} free"
+            if free < share:
+                text += f", less than its limit of {shown(ByteSize(share))}"
+            remedy = f"free space or lower tiers.{tier.name}.size (what is cached there already counts as used)"
+            found.append(
+                Finding.judged(free >= share, f"tier {tier.name}", text, "warning", remedy)
+            )
     return found
 
 
 def _free(path: Path) -> int:
-    import os
-
     while not path.exists() and path != path.parent:
         path = path.parent
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
+    return shutil.disk_usage(path).free

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 
 def print_json(document: object, /) -> None:
@@ -20,6 +22,19 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], /) -> Non
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     for line in lines:
         print("  ".join(line[i].ljust(widths[i]) for i in used or range(len(head))).rstrip())
+
+
+def print_records(rows: Sequence[Any], /, *, as_json: bool) -> None:
+    """Print dataclass instances of one kind, as a document or a table of their fields."""
+    plain = [asdict(row) for row in rows]
+    if as_json:
+        print_json(plain)
+        return
+    joined = [
+        [", ".join(cell) if isinstance(cell, tuple) else cell for cell in row.values()]
+        for row in plain
+    ]
+    print_table(list(plain[0]) if plain else [], joined)
 
 
 def remark(text: str, /) -> None:

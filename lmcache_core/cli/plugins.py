@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmcache_core.cli.config import Json
-from lmcache_core.cli.output import print_json, print_table, remark
+from lmcache_core.cli.output import print_records, remark
 
 if TYPE_CHECKING:
     from lmcache_core.registry import Offer, Registry
@@ -21,11 +21,10 @@ app = typer.Typer(
     invoke_without_command=True,
     help="List, verify and start plugins.",
 )
-COLUMNS = ("kind", "name", "dist", "version", "state", "reason", "capabilities")
 FAULTS = ("broken", "incompatible", "conflicting")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Listed:
     """One line. ``state`` is one of: installed, ready, unavailable, broken, incompatible, conflicting,
     denied, not installed, retired; those from ``ready`` to ``incompatible`` are known after asking only.
@@ -57,18 +56,9 @@ def plugins(
     from lmcache_core.config import permissions
 
     lines = listing(permissions(file), probe=probe)
-    if as_json:
-        print_json([asdict(line) for line in lines])
-    else:
-        print_table(
-            COLUMNS,
-            [
-                (*[getattr(line, key) for key in COLUMNS[:-1]], ", ".join(line.capabilities))
-                for line in lines
-            ],
-        )
-        if not probe:
-            remark("nothing was imported; --probe asks each plugin whether it works here")
+    print_records(lines, as_json=as_json)
+    if not (probe or as_json):
+        remark("nothing was imported; --probe asks each plugin whether it works here")
     return int(any(line.state in FAULTS for line in lines))
 
 
@@ -120,17 +110,10 @@ def listing(registry: Registry, /, *, probe: bool = False) -> list[Listed]:
     have = {(line.kind, line.name) for line in lines}
     for entry in registry.catalogue:
         if entry.kind in KINDS and (entry.kind, entry.name) not in have:
-            retired = entry.status == "retired"
-            lines.append(
-                Listed(
-                    kind=entry.kind,
-                    name=entry.name,
-                    dist=entry.dist,
-                    version="",
-                    state="retired" if retired else "not installed",
-                    reason=entry.reason if retired else registry.command(entry),
-                )
-            )
+            state, reason = "not installed", registry.command(entry)
+            if entry.status == "retired":
+                state, reason = "retired", entry.reason
+            lines.append(Listed(entry.kind, entry.name, entry.dist, "", state, reason))
     return lines
 
 
@@ -149,10 +132,7 @@ def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) ->
         state, reason = "conflicting", f"also offered by {joined(o.dist for o in rivals)}"
     elif probe:
         state, reason, capabilities = ask(registry, offer)
-    return Listed(
-        kind=offer.kind, name=offer.name, dist=offer.dist, version=offer.version,
-        state=state, reason=reason, capabilities=capabilities,
-    )  # fmt: skip
+    return Listed(offer.kind, offer.name, offer.dist, offer.version, state, reason, capabilities)
 
 
 def ask(registry: Registry, offer: Offer, /) -> tuple[str, str, tuple[str, ...]]:

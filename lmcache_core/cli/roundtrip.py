@@ -8,13 +8,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmcache_core import frame
-from lmcache_core.cli.doctor import Finding
+from lmcache_core.cli.doctor import Finding, State
 from lmcache_core.observers import Metrics
+from lmcache_core.registry import said
 from lmcache_core.spi import (
     AbstractBackend,
     ByteSize,
@@ -43,78 +43,94 @@ POOL = ByteSize(COUNT * NBYTES * 4)
 USELESS = "do not use this tier"
 
 
+class _Verdict(Exception):
+    """Ends a round trip early."""
+
+    def __init__(self, state: State, found: str, remedy: str) -> None:
+        super().__init__(state, found, remedy)
+        self.finding: tuple[State, str, str] = (state, found, remedy)
+
+
+class _Times(NamedTuple):
+    """Seconds of the calls that store, look up and load all values."""
+
+    store: float
+    lookup: float
+    load: float
+
+
 def round_trip(tier: TierConfig, effective: Effective, /, *, timeout: float) -> Finding:
     """Open a tier as configured and send values through it; never takes longer than ``timeout``."""
-    outcome: list[Finding] = []
-
-    def finding(state: str, found: str, remedy: str = "") -> Finding:
-        return Finding(f"tier {tier.name}", state, found, remedy)  # type: ignore[arg-type]  # always one of them
+    outcome: list[tuple[State, str, str]] = []
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(_Trip(tier, effective, finding).measure()))
-        except (Unavailable, OSError) as error:
-            remedy = "start the store, or correct where it is expected"
-            outcome.append(finding("unreachable", _line(error), remedy))
-        except Corrupt as error:
-            outcome.append(finding("fault", _line(error), USELESS))
-        except LMCacheError as error:
-            outcome.append(finding("fault", _line(error), "correct the configuration of the tier"))
+            outcome.append(("good", asyncio.run(_trip(tier, effective)), ""))
         except Exception as error:  # noqa: BLE001  named boundary: plugin code, and the other tiers matter too
-            what = f"{type(error).__name__}: {_line(error)}"
-            outcome.append(finding("fault", what, f"report it to {tier.plugin}"))
+            outcome.append(_judged(error, tier))
 
     # A hung backend cannot be interrupted; the thread is daemonic, so that the command ends all the same.
     thread = threading.Thread(target=run, name=f"doctor-{tier.name}", daemon=True)
     thread.start()
     thread.join(timeout)
-    if outcome:
-        return outcome[0]
-    return finding(
-        "unreachable", f"no answer within {timeout:g} s", "check the store and the network"
+    hung: tuple[State, str, str] = (
+        "unreachable", f"no answer within {timeout:g} s", "check the store and the network",
+    )  # fmt: skip
+    return Finding(f"tier {tier.name}", *(outcome or [hung])[0])
+
+
+def _judged(error: Exception, tier: TierConfig) -> tuple[State, str, str]:
+    line = str(error).split("\n", 1)[0] or type(error).__name__
+    match error:
+        case _Verdict():
+            return error.finding
+        case Unavailable() | OSError():
+            return "unreachable", line, "start the store, or correct where it is expected"
+        case Corrupt():
+            return "fault", line, USELESS
+        case LMCacheError():
+            return "fault", line, "correct the configuration of the tier"
+    return "fault", said(error), f"report it to {tier.plugin}"
+
+
+async def _trip(tier: TierConfig, effective: Effective) -> str:
+    """What a good tier is found to do."""
+    plain = default_context(tier.name)
+    builder = Builder(effective.config, effective.registry, Metrics(), lambda name: plain)
+    pools: list[ResidentPool] = []
+
+    def create_pool(options: MemoryOptions, /) -> ResidentPool:
+        size = ByteSize(min(tier.size or POOL, POOL))
+        pools.append(builder.pool(plain, replace(tier, size=size), options))
+        return pools[-1]
+
+    context = replace(plain, create_pool=create_pool)
+    backend = builder.backend(tier, context)
+    if not builder.is_resident(tier):
+        backend = builder.wrap(tier, backend, context)
+    await backend.open()
+    try:
+        most = min(NBYTES, backend.capabilities.max_value or NBYTES)
+        most = min(most, (tier.size or POOL) // (2 * COUNT))
+        if most <= frame.ALIGNMENT:
+            raise _Verdict("warning", f"too small for values of {most} bytes", "raise its limits")
+        values = _Values(most // frame.ALIGNMENT * frame.ALIGNMENT)
+        times = values.in_place(pools[0]) if pools else await values.through(backend)
+    finally:
+        await backend.aclose()
+    if values.there != values.back:
+        raise _Verdict("fault", "other bytes came back than were stored", USELESS)
+    size = COUNT * values.nbytes / 1e6
+    return (
+        f"stored at {size / times.store:.0f} MB/s, loaded at {size / times.load:.0f} MB/s,"
+        f" looked up in {times.lookup * 1000:.2f} ms ({COUNT} values of {values.nbytes >> 10} KiB)"
     )
 
 
-class _Trip:
-    """One journey. What goes is ``there``, what comes back is ``back``: frames, page-aligned like the manager's."""
+class _Values:
+    """Random frames, page-aligned like the manager's: what goes is ``there``, what comes is ``back``."""
 
-    def __init__(
-        self, tier: TierConfig, effective: Effective, finding: Callable[..., Finding]
-    ) -> None:
-        self.tier = tier
-        self.finding = finding
-        self.context = default_context(tier.name)
-        self.builder = Builder(
-            effective.config, effective.registry, Metrics(), lambda name: self.context
-        )
-
-    async def measure(self) -> Finding:
-        pools: list[ResidentPool] = []
-
-        def create_pool(options: MemoryOptions, /) -> ResidentPool:
-            size = ByteSize(min(self.tier.size or POOL, POOL))
-            pools.append(self.builder.pool(self.context, replace(self.tier, size=size), options))
-            return pools[-1]
-
-        context = replace(self.context, create_pool=create_pool)
-        backend = self.builder.backend(self.tier, context)
-        if not self.builder.is_resident(self.tier):
-            backend = self.builder.wrap(self.tier, backend, context)
-        await backend.open()
-        try:
-            most = min(NBYTES, backend.capabilities.max_value or NBYTES)
-            most = min(most, (self.tier.size or POOL) // (2 * COUNT))
-            if most <= frame.ALIGNMENT:
-                return self.finding(
-                    "warning", f"too small for values of {most} bytes", "raise its limits"
-                )
-            self.values(most // frame.ALIGNMENT * frame.ALIGNMENT)
-            return self.resident(pools[0]) if pools else await self.exchange(backend)
-        finally:
-            await backend.aclose()
-
-    def values(self, nbytes: int) -> None:
-        """Make random frames of ``nbytes`` each."""
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         there, back = (memoryview(mmap.mmap(-1, COUNT * nbytes)) for _ in range(2))
         there[:] = random.Random().randbytes(COUNT * nbytes)
@@ -130,7 +146,7 @@ class _Trip:
             for key, view in zip(self.keys, self.there, strict=True)
         ]
 
-    async def exchange(self, backend: AbstractBackend) -> Finding:
+    async def through(self, backend: AbstractBackend) -> _Times:
         step = backend.capabilities.max_batch or COUNT
         batches = [range(i, min(i + step, COUNT)) for i in range(0, COUNT, step)]
         begin = time.perf_counter()
@@ -139,15 +155,14 @@ class _Trip:
                 stores = [Store(self.keys[i], (self.there[i],)) for i in batch]
                 for stored in await backend.store(stores):
                     if stored.status is StoreStatus.REFUSED:
-                        return self.finding(
-                            "warning", f"refused a store: {stored.reason}", "make room in it"
-                        )
+                        found = f"refused a store: {stored.reason}"
+                        raise _Verdict("warning", found, "make room in it")
                     if stored.error is not None:
                         raise stored.error
             stored_at = time.perf_counter()
             for batch in batches:
                 if None in await backend.lookup([self.keys[i] for i in batch]):
-                    return self.finding("fault", "a stored value is not found", USELESS)
+                    raise _Verdict("fault", "a stored value is not found", USELESS)
             found_at = time.perf_counter()
             for batch in batches:
                 loads = [Load(self.keys[i], (self.back[i],)) for i in batch]
@@ -155,41 +170,26 @@ class _Trip:
                     if loaded.error is not None:
                         raise loaded.error
                     if loaded.status is LoadStatus.MISSED:
-                        return self.finding("fault", "a stored value is not loaded", USELESS)
+                        raise _Verdict("fault", "a stored value is not loaded", USELESS)
             loaded_at = time.perf_counter()
         finally:
             await backend.delete(self.keys)
         lookup_s = (found_at - stored_at) / len(batches)
-        return self.compared(stored_at - begin, lookup_s, loaded_at - found_at)
+        return _Times(stored_at - begin, lookup_s, loaded_at - found_at)
 
-    def resident(self, pool: ResidentPool) -> Finding:
+    def in_place(self, pool: ResidentPool) -> _Times:
         begin = time.perf_counter()
         grants = pool.reserve([(key, self.nbytes) for key in self.keys], self)
         for grant, view, identity in zip(grants, self.there, self.identities, strict=True):
             if isinstance(grant, Refusal):
-                return self.finding("warning", f"refused a store: {grant.value}", "raise its size")
+                raise _Verdict("warning", f"refused a store: {grant.value}", "raise its size")
             grant.view[:] = view
             pool.commit(grant, identity)
         stored_at = time.perf_counter()
-        leases = pool.lease(self.keys, self)
+        leases = [lease for lease in pool.lease(self.keys, self) if lease is not None]
         found_at = time.perf_counter()
-        held = [lease for lease in leases if lease is not None]
-        for lease, view in zip(held, self.back, strict=False):
+        for lease, view in zip(leases, self.back, strict=False):
             view[:] = lease.view
         loaded_at = time.perf_counter()
-        pool.release(held)
-        return self.compared(stored_at - begin, found_at - stored_at, loaded_at - found_at)
-
-    def compared(self, store_s: float, lookup_s: float, load_s: float) -> Finding:
-        if self.there != self.back:
-            return self.finding("fault", "other bytes came back than were stored", USELESS)
-        size = COUNT * self.nbytes / 1e6
-        return self.finding(
-            "good",
-            f"stored at {size / store_s:.0f} MB/s, loaded at {size / load_s:.0f} MB/s,"
-            f" looked up in {lookup_s * 1000:.2f} ms ({COUNT} values of {self.nbytes >> 10} KiB)",
-        )
-
-
-def _line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0] or type(error).__name__
+        pool.release(leases)
+        return _Times(stored_at - begin, found_at - stored_at, loaded_at - found_at)
