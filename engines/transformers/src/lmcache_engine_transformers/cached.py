@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 
 from lmcache_core.engine import Cache, CacheEngine, Forms, Paged, Request
-from lmcache_core.identity import KeySpace
+from lmcache_core.identity import KeySpace, Unkeyable
 from lmcache_core.spi import GPUConnector, PageSpec, page_spec
-from lmcache_engine_transformers.space import Planes, key_space, probe_layout, versions
+from lmcache_engine_transformers.space import (
+    CACHE,
+    Planes,
+    Weights,
+    cache_argument,
+    key_space,
+    probe_layout,
+    versions,
+)
+
+UNKEYABLE = ("adapter_names", "token_type_ids", "position_ids")
+"""Arguments that shape the KV in a way no key names; tensors are, whatever their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +36,35 @@ class Reused:
         prompt: prompt tokens.
         reused: of them, taken from the cache.
         stored: tokens newly kept.
+        first_token: seconds from the call to the scores of the first new token.
+        own: seconds spent in the cache's own code, copies included, of the whole call.
     """
 
     prompt: tuple[int, ...]
     reused: tuple[int, ...]
     stored: tuple[int, ...]
+    first_token: float = 0.0
+    own: float = 0.0
+
+
+class Stopwatch(LogitsProcessor):
+    """Changes nothing; notes when the first scores were there."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        if self.first is None:
+            self.first = time.perf_counter()
+        return scores
 
 
 class CachedModel:
     """A causal language model of transformers with a prefix cache in front of it.
 
     Greedy output is the model's own, token for token (in float32; lower precisions have ties).
-    Everything but ``generate`` goes to the model itself.
+    Everything but ``generate`` goes to the model itself. Weights changed in place are noticed, except
+    through ``.data``: call ``refresh`` then.
 
     Args:
         model: decoder-only, on the CPU or an accelerator that a connector can reach.
@@ -61,7 +90,9 @@ class CachedModel:
         self._tenant = tenant
         self._tags = tuple(tags)
         self._layout = probe_layout(model)
+        self._argument = cache_argument(model)
         self._numbers = itertools.count()
+        self._weights = Weights()
         self._versions: Any = None
         self._engine: CacheEngine | None = None
 
@@ -72,6 +103,10 @@ class CachedModel:
     def space(self) -> KeySpace:
         """Key space of the model as it is now: changed weights or adapters are another one."""
         return self._current().forms.space
+
+    def refresh(self) -> None:
+        """Look at all weights again before the next call."""
+        self._engine, self._weights = None, Weights()
 
     @torch.no_grad()
     def generate(
@@ -85,45 +120,83 @@ class CachedModel:
     ) -> Any:
         """``model.generate`` with the known prefix of every prompt loaded instead of computed.
 
+        A call with input the key does not name (pictures, own positions, adapters by row), or in training
+        mode, runs without the cache and is counted.
+
         Args:
             input_ids: [batch, tokens], left-padded where lengths differ.
-            attention_mask: [batch, tokens], zeros for padding; None means no padding.
+            attention_mask: [batch, tokens], zeros for padding; None is what ``model.generate`` takes it for.
             skip_load, skip_save: leave the cache alone in one direction.
             options: passed on.
 
         Raises:
-            ValueError: right padding, an own ``past_key_values``, or ``inputs_embeds``.
+            ValueError: right padding, an own cache, or ``inputs_embeds``.
         """
-        for refused in ("past_key_values", "inputs_embeds"):
+        began, watch = time.perf_counter(), Stopwatch()
+        for refused in ("past_key_values", "cache", "inputs_embeds"):
             if options.get(refused) is not None:
                 raise ValueError(f"generate of a cached model takes no {refused}")
+        how = options.get("generation_config") or self.model.generation_config
+        if attention_mask is None:
+            attention_mask = _inferred_mask(input_ids, options, how)
         prompts = _prompts(input_ids, attention_mask)
-        engine = self._current()
-        requests = [
-            engine.request(
-                f"generate-{next(self._numbers)}",
-                prompt,
-                tags=self._tags,
-                skip_load=skip_load,
-                skip_save=skip_save,
-            )
-            for prompt in prompts
-        ]
+        options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
         try:
-            past, reused = self._past(requests, prompts, input_ids, skip_load)
-            beams = options.get("num_beams") or self.model.generation_config.num_beams or 1
-            copies = max(beams, options.get("num_return_sequences") or 1)
+            requests = self._requests(prompts, options, skip_load=skip_load, skip_save=skip_save)
+        except Unkeyable:
+            output = self.model.generate(input_ids, attention_mask=attention_mask, **options)
+            none = (0,) * len(prompts)
+            first = (watch.first or began) - began
+            self.last = Reused(tuple(map(len, prompts)), none, none, first)
+            return output
+        try:
+            past, reused, computing = self._past(requests, prompts, input_ids)
+            beams = options.get("num_beams") or how.num_beams or 1
+            copies = max(
+                beams, options.get("num_return_sequences") or how.num_return_sequences or 1
+            )
             if past.get_seq_length() and copies > 1:
                 past.batch_repeat_interleave(copies)
+            asked = time.perf_counter()
             output = self.model.generate(
-                input_ids, attention_mask=attention_mask, past_key_values=past, **options
+                input_ids, attention_mask=attention_mask, **{CACHE: past}, **options
+            )
+            answered = time.perf_counter()
+            first = watch.first or answered
+            self.cache.storage.report_prefill(
+                sum(map(len, prompts)) - sum(reused), computing + first - asked
             )
             stored = self._store(requests, prompts, past, copies, output, input_ids)
-            self.last = Reused(tuple(map(len, prompts)), tuple(reused), tuple(stored))
+            spent = time.perf_counter() - began - (answered - asked) - computing
+            self.last = Reused(
+                tuple(map(len, prompts)), tuple(reused), tuple(stored), first - began, spent
+            )
             return output
         finally:
             for request in requests:
                 request.end()
+
+    def _requests(
+        self, prompts: Sequence[list[int]], options: dict[str, Any], **skip: bool
+    ) -> list[Request]:
+        """One request per prompt.
+
+        Raises:
+            Unkeyable: this call must run without the cache.
+        """
+        odd = [
+            name
+            for name, value in options.items()
+            if isinstance(value, torch.Tensor) or (name in UNKEYABLE and value is not None)
+        ]
+        if odd or self.model.training:
+            self.cache.metrics.add("lmcache_unkeyed_requests_total", len(prompts))
+            raise Unkeyable(f"no key names {', '.join(odd) or 'training mode'}")
+        engine = self._current()
+        return [
+            engine.request(f"generate-{next(self._numbers)}", prompt, tags=self._tags, **skip)
+            for prompt in prompts
+        ]
 
     def _current(self) -> CacheEngine:
         seen = versions(self.model)
@@ -132,6 +205,7 @@ class CachedModel:
                 self.model,
                 self._layout,
                 chunk_tokens=self.cache.config.engine.chunk_size,
+                weights=self._weights,
                 tenant=self._tenant,
                 fidelity=self.cache.fidelity,
             )
@@ -140,52 +214,55 @@ class CachedModel:
         return self._engine
 
     def _past(
-        self,
-        requests: Sequence[Request],
-        prompts: Sequence[list[int]],
-        input_ids: torch.Tensor,
-        skip_load: bool,
-    ) -> tuple[DynamicCache, list[int]]:
-        """Cache to start from, and tokens reused per prompt."""
-        reach = [0 if skip_load else request.lookup() for request in requests]
+        self, requests: Sequence[Request], prompts: Sequence[list[int]], input_ids: torch.Tensor
+    ) -> tuple[DynamicCache, list[int], float]:
+        """Cache to start from, tokens reused per prompt, and seconds the model computed meanwhile."""
+        reach = [request.lookup() for request in requests]
         if not any(reach):
-            return DynamicCache(), [0] * len(prompts)
-        rows = [
-            self._load(request, tokens) for request, tokens in zip(requests, reach, strict=True)
-        ]
+            return DynamicCache(), [0] * len(prompts), 0.0
+        rows = [self._load(request, end) for request, end in zip(requests, reach, strict=True)]
         reused = [row.get_seq_length() for row in rows]
         if len(rows) == 1 or (len(set(reused)) == 1 and len({*map(len, prompts)}) == 1):
-            return _joined(rows, reused[0]), reused
+            return _joined(rows, reused[0]), reused, 0.0
         # Prompts of different lengths: complete each alone, so that all of them lack only the last token.
+        began = time.perf_counter()
         for row, prompt in zip(rows, prompts, strict=True):
             rest = prompt[row.get_seq_length() : -1]
             if rest:
                 ids = torch.tensor([rest], device=input_ids.device)
-                self.model(input_ids=ids, past_key_values=row, use_cache=True, logits_to_keep=1)
-        return _joined(rows, input_ids.shape[1] - 1), reused
+                self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._argument: row})
+        computing = time.perf_counter() - began
+        return _joined(rows, input_ids.shape[1] - 1), reused, computing
 
-    def _load(self, request: Request, tokens: int) -> DynamicCache:
+    def _load(self, request: Request, reach: int) -> DynamicCache:
         """Memory for one prompt's prefix, filled from the cache; shorter when chunks were not good."""
         past = DynamicCache()
-        if not tokens:
+        if not reach:
             return past
         shapes: dict[int, dict[int, Planes]] = {}
         for planes in self._layout:
             for layer in planes.layers:
-                for plane in (0, 1) if planes.plane is None else (planes.plane,):
+                for plane in planes.planes:
                     shapes.setdefault(layer, {})[plane] = planes
         for layer in sorted(shapes):
             keys, values = (
-                torch.empty((1, p.heads, tokens, p.head_dim), dtype=p.dtype)
+                torch.empty(
+                    (1, p.heads, request.room, p.head_dim), dtype=p.dtype, device=self.model.device
+                )
                 for p in (shapes[layer][0], shapes[layer][1])
             )
-            past.update(keys, values, layer)
+            past.update(keys[:, :, :0], values[:, :, :0], layer)
+            past.layers[layer].keys, past.layers[layer].values = keys, values
         connector = self._bind(past, 0)
         try:
             good = request.load(Paged(connector, [[0]] * len(self._layout)))
         finally:
             connector.close()
-        return past if good == tokens else _cut(past, good)
+        if not good:
+            return DynamicCache()
+        for held in past.layers:
+            held.keys, held.values = held.keys[:, :, :good], held.values[:, :, :good]
+        return past
 
     def _store(
         self,
@@ -219,7 +296,7 @@ class CachedModel:
         specs: list[PageSpec] = []
         for group, planes in enumerate(self._layout):
             for layer in planes.layers:
-                for plane in (0, 1) if planes.plane is None else (planes.plane,):
+                for plane in planes.planes:
                     held = past.layers[layer]
                     whole = held.keys if plane == 0 else held.values
                     tensor = whole[row, :, pad:]
@@ -230,10 +307,20 @@ class CachedModel:
         return connector
 
 
-def _prompts(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+def _inferred_mask(input_ids: torch.Tensor, options: dict[str, Any], how: Any) -> torch.Tensor:
+    """The mask ``model.generate`` makes itself: padding is masked unless it may end a text too."""
+    pad = options.get("pad_token_id", how.pad_token_id)
+    end = options.get("eos_token_id", how.eos_token_id)
+    ends = end if isinstance(end, list) else [end]
+    if pad is None or pad in ends:
+        return torch.ones_like(input_ids)
+    return (input_ids != pad).long()
+
+
+def _prompts(input_ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
     """Real tokens of each row."""
-    if mask is None:
-        return [[int(token) for token in row] for row in input_ids.tolist()]
+    if mask.shape != input_ids.shape:
+        raise ValueError(f"attention mask {tuple(mask.shape)} for ids {tuple(input_ids.shape)}")
     if bool((mask.diff(dim=1) < 0).any()) or not bool(mask[:, -1].all()):
         raise ValueError("prompts of a batch must be padded on the left (padding_side='left')")
     return [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
@@ -256,12 +343,3 @@ def _joined(rows: Sequence[DynamicCache], length: int) -> DynamicCache:
             planes.append(whole)
         joined.update(planes[0], planes[1], index)
     return joined
-
-
-def _cut(past: DynamicCache, tokens: int) -> DynamicCache:
-    """The first ``tokens`` tokens; an empty cache for none."""
-    short = DynamicCache()
-    if tokens:
-        for index, layer in enumerate(past.layers):
-            short.update(layer.keys[:, :, :tokens], layer.values[:, :, :tokens], index)
-    return short

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import inspect
 import json
 import struct
 from collections.abc import Iterable
@@ -10,13 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from lmcache_core import ops
 from lmcache_core.identity import FORMAT, Adapter, Group, KeySpace, Rope
 from lmcache_core.spi import ConfigError, Interior, Reuse
 
-SAMPLE_NBYTES = 256
+PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
+CACHE = "cache" if "cache" in PREPARE.parameters else "past_key_values"
+"""What ``generate`` of the installed transformers calls its cache."""
 VOLATILE = {
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
     "output_attentions", "output_hidden_states", "pad_token_id", "return_dict", "torch_dtype",
@@ -43,6 +48,11 @@ class Planes:
     head_dim: int
     dtype: torch.dtype
 
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Numbers of the planes in this group."""
+        return (0, 1) if self.plane is None else (self.plane,)
+
     def group(self, chunk_tokens: int) -> Group:
         """The layout group as identity sees it."""
         return Group(
@@ -62,6 +72,12 @@ class Planes:
         )
 
 
+def cache_argument(model: PreTrainedModel) -> str:
+    """What ``forward`` of a model calls its cache."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in known), CACHE)
+
+
 def probe_layout(model: PreTrainedModel) -> tuple[Planes, ...]:
     """Run one token through the model and read the shapes of its cache.
 
@@ -74,6 +90,12 @@ def probe_layout(model: PreTrainedModel) -> tuple[Planes, ...]:
             f"{type(model).__name__} is an encoder-decoder model: its decoder KV depends on the encoder's "
             "input; use a decoder-only model"
         )
+    tuning = getattr(model, "active_peft_config", None)
+    if getattr(tuning, "is_prompt_learning", False):
+        raise ConfigError(
+            f"{type(model).__name__} puts learned prompts in front of every prompt; only adapters of "
+            "weights can be used with a cache"
+        )
     for layer in DynamicCache(config=config).layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ConfigError(
@@ -81,12 +103,9 @@ def probe_layout(model: PreTrainedModel) -> tuple[Planes, ...]:
                 "only keys and values of every token can be reused"
             )
     cache = DynamicCache()
+    ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     with torch.no_grad():
-        model(
-            input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
+        model(input_ids=ids, use_cache=True, **{cache_argument(model): cache})
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, layer in enumerate(cache.layers):
         keys, values = layer.keys, layer.values
@@ -113,6 +132,7 @@ def key_space(
     layout: Iterable[Planes],
     *,
     chunk_tokens: int,
+    weights: Weights | None = None,
     tenant: str = "",
     fidelity: str = "exact",
     tags_in_key: tuple[tuple[str, str], ...] = (),
@@ -126,7 +146,7 @@ def key_space(
     return KeySpace(
         format=FORMAT,
         model=type(model).__name__,
-        weights=weights_digest(model),
+        weights=(weights or Weights()).digest(model),
         epoch=0,
         kv_dtype=groups[0].dtype,
         scales="none",
@@ -140,32 +160,41 @@ def key_space(
     )
 
 
-def weights_digest(model: PreTrainedModel) -> bytes:
-    """Fingerprint of all parameters and buffers: names, shapes, types, and a sample of the bytes of each."""
-    state = hashlib.sha256(b"lmcache.live-weights\x00")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in sorted((name, tensor.detach()) for name, tensor in tensors):
-        if "lora_" in name:
-            continue
-        state.update(_described(name, tensor))
-    return state.digest()
+class Weights:
+    """Digests of the tensors of one model, remembered until they change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[torch.Tensor, int, int, bytes]] = {}
+
+    def digest(self, model: PreTrainedModel) -> bytes:
+        """Fingerprint of all parameters and buffers but those of low-rank adapters: names, types, shapes, bytes."""
+        state = hashlib.sha256(b"lmcache.live-weights\x00")
+        for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+            if "lora_" not in name:
+                state.update(self._described(name, tensor))
+        return state.digest()
+
+    def _described(self, name: str, tensor: torch.Tensor) -> bytes:
+        # The tensor itself is kept, so that no other one can get its identity.
+        seen = (tensor, tensor.data_ptr(), tensor._version)
+        known = self._known.get(name)
+        if known is None or known[0] is not seen[0] or known[1:3] != seen[1:]:
+            known = self._known[name] = (*seen, described(name, tensor.detach()))
+        return known[3]
 
 
 def adapter(model: PreTrainedModel) -> Adapter | None:
-    """Digest and scale of the low-rank adapters that are switched on, or None."""
+    """Digest and scale of the adapters that are switched on, or None."""
     state = hashlib.sha256(b"lmcache.live-adapter\x00")
     scales: list[float] = []
-    for name, module in model.named_modules():
-        scaling, active = getattr(module, "scaling", None), getattr(module, "active_adapters", None)
-        if not isinstance(scaling, dict) or not isinstance(active, list) or _is_off(module):
-            continue
-        for chosen in active:
-            if chosen in scaling:
-                scales.append(float(scaling[chosen]))
-                state.update(struct.pack("<d", scales[-1]))
-                for part, tensor in module.named_parameters():
-                    if part.split(".")[-2:-1] == [chosen] or f".{chosen}." in f".{part}.":
-                        state.update(_described(f"{name}.{part}", tensor.detach()))
+    for name, module in _tuned(model):
+        for chosen in module.active_adapters:
+            scaling = getattr(module, "scaling", None)
+            scales.append(float(scaling.get(chosen, 0.0)) if isinstance(scaling, dict) else 1.0)
+            state.update(struct.pack("<d", scales[-1]))
+            for part, tensor in module.named_parameters():
+                if chosen in part.split("."):
+                    state.update(described(f"{name}.{part}", tensor.detach()))
     return Adapter(digest=state.digest(), scale=max(scales)) if scales else None
 
 
@@ -212,28 +241,38 @@ def config_digest(model: PreTrainedModel) -> str:
 
 def versions(model: PreTrainedModel) -> tuple[Any, ...]:
     """A value that differs after any change of the weights in place or of the active adapters; cheap."""
+    tensors = (*model.parameters(), *model.buffers())
     return (
-        tuple((id(p), p._version) for p in model.parameters()),
+        tuple((id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors),
         tuple(
-            (tuple(module.active_adapters), _is_off(module), tuple(sorted(module.scaling.items())))
-            for module in model.modules()
-            if isinstance(getattr(module, "scaling", None), dict)
-            and isinstance(getattr(module, "active_adapters", None), list)
+            (name, tuple(module.active_adapters), str(getattr(module, "scaling", "")))
+            for name, module in _tuned(model)
         ),
     )
 
 
-def _is_off(module: torch.nn.Module) -> bool:
-    return bool(getattr(module, "disable_adapters", False) or getattr(module, "merged", False))
+def _tuned(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """Modules with an adapter that is switched on and not merged into their weights."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "active_adapters", None), list)
+        and hasattr(module, "disable_adapters")
+        and not module.disable_adapters
+        and not getattr(module, "merged", False)
+    ]
 
 
-def _described(name: str, tensor: torch.Tensor) -> bytes:
+def described(name: str, tensor: torch.Tensor) -> bytes:
+    """Name, type, shape and digest of all bytes of a tensor.
+
+    Raises:
+        ConfigError: it is not loaded.
+    """
     if tensor.device.type == "meta":
         raise ConfigError(f"weights of {name} are not loaded (meta device)")
     head = f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode()
-    flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
-    last = max(0, flat.numel() - SAMPLE_NBYTES)
-    parts = [
-        bytes(flat[at : at + SAMPLE_NBYTES].cpu().tolist()) for at in sorted({0, last // 2, last})
-    ]
-    return struct.pack("<I", len(head)) + head + b"".join(parts)
+    held = tensor.cpu().contiguous()
+    nbytes = held.numel() * held.element_size()
+    view = memoryview((ctypes.c_char * nbytes).from_address(held.data_ptr())) if nbytes else b""
+    return struct.pack("<I", len(head)) + head + ops.digest(memoryview(view).cast("B"), 0)
