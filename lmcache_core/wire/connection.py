@@ -407,15 +407,20 @@ class Connections:
         with suppress(BackendError):
             self._flush(home)
             self._populate(home)
-        with self._lock:
-            links, self._idle = self._idle, []
-        for link in links:
+        for _ in range(len(self._idle)):
+            with self._lock:
+                link = self._idle.pop(0) if self._idle else None
+            if link is None:
+                break
             link.poll()
-        with self._lock:
-            alive = [link for link in links if not link.failed]
-            self._idle += alive
-        if links and not alive:
-            self._lost(home)
+            if link.failed:
+                self._lost(home)
+                break
+            with self._lock:
+                if home is self.home:
+                    self._idle.append(link)
+                else:
+                    link.close()
         return _IDLE_TICK
 
     def _flush(self, home: Home) -> None:
