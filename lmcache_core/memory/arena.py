@@ -363,8 +363,9 @@ class ArenaMap:
 
     def _home(self, extent: Extent) -> Segment:
         segment = self._segments.get(extent.segment)
-        begin, end = extent.base, extent.base + extent.nbytes
-        if segment is None or begin % PAGE or not 0 <= begin < end <= segment.nbytes:
+        pages = range(0, segment.nbytes if segment else 0, PAGE)
+        end = extent.base + extent.nbytes
+        if segment is None or extent.base not in pages or not extent.base <= end <= segment.nbytes:
             raise ValueError(f"{extent} is not mapped here")
         return segment
 

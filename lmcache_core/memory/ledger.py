@@ -18,6 +18,7 @@ from lmcache_core.spi.policy import EvictionPolicy
 
 DIRTY, HIDDEN = 1, 2
 """Bits of ``Index.flags``: not in a lower tier yet; invisible, kept for its leases."""
+_CLEAN, _DIRTY, _RESERVED, _, _QUARANTINED, _DONE = State  # as names of the module they are fast
 _LARGEST_SLAB = 64 << 20
 _SLABS = 128
 _STRANDED_SHARE = 0.02
@@ -59,7 +60,7 @@ class Ledger:
         self.quotas: Mapping[str, int] = {}
         self.default_quota: int | None = None
         self.dirty_cap = arena.capacity
-        self.sums = [0] * State.DONE
+        self.sums = [0] * _DONE
         self.internal = 0
         self.dirty_refused = 0
         self.evicted: list[tuple[Key, int]] = []
@@ -82,7 +83,7 @@ class Ledger:
                 slots = [-1 if slot in old else slot for slot in slots]
         return slots
 
-    def give(self, right: Held | Leases) -> None:
+    def _give(self, right: Held | Leases) -> None:
         """Enter a right; an owner is known from its first right to its last."""
         record = self.owners.get(right.owner)
         if record is None:
@@ -105,10 +106,10 @@ class Ledger:
         size = place[0].size
         self.sums[state] += size
         self.internal += size - nbytes
-        if state is State.RESERVED:
+        if state is _RESERVED:
             self.usages[tenant] = self.usages.get(tenant, 0) + size
             self.pending[key] = held
-        self.give(held)
+        self._give(held)
         return held
 
     def place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
@@ -153,7 +154,7 @@ class Ledger:
         self, held: Held, identity: bytes, dirty: bool, tags: Iterable[str], expires: float | None
     ) -> bool:
         """Make a reservation visible; True unless it had ended or was quarantined."""
-        if held.state is not State.RESERVED:
+        if held.state is not _RESERVED:
             self.end_held(held)
             return False
         index, size = self.index, held.slab.size
@@ -166,39 +167,42 @@ class Ledger:
             self._expiring = True
         if tags:
             index.tag(slot, tags)
-        if dirty and self.sums[State.DIRTY] + size > self.dirty_cap:
-            dirty = False
+        state = _CLEAN
+        if dirty and self.sums[_DIRTY] + size > self.dirty_cap:
             self.dirty_refused += 1
-        index.flags[slot] = DIRTY if dirty else 0
-        self.move(size, State.RESERVED, State.DIRTY if dirty else State.CLEAN)
+        elif dirty:
+            state = _DIRTY
+            index.flags[slot] = DIRTY
+        self.sums[_RESERVED] -= size
+        self.sums[state] += size
         self.policy.insert(slot, held.fingerprint, size, held.cost)
         del self.pending[held.key]
-        held.state = State.DONE
+        held.state = _DONE
         self._forget(held)
         return True
 
-    def move(self, size: int, old: State, new: State) -> None:
+    def _move(self, size: int, old: State, new: State) -> None:
         """Enter bytes under another state."""
         self.sums[old] -= size
         self.sums[new] += size
 
     def isolate(self, held: Held) -> None:
         """Take a key from its writer, but not the memory."""
-        if held.state < State.QUARANTINED:
-            if held.state is State.RESERVED:
+        if held.state < _QUARANTINED:
+            if held.state is _RESERVED:
                 del self.pending[held.key]
-            self.move(held.slab.size, held.state, State.QUARANTINED)
-            held.state = State.QUARANTINED
+            self._move(held.slab.size, held.state, _QUARANTINED)
+            held.state = _QUARANTINED
 
     def end_held(self, held: Held) -> None:
         """The writer is done with memory that did not become a value; idempotent."""
-        if held.state is State.DONE:
+        if held.state is _DONE:
             return
         self.isolate(held)
-        held.state = State.DONE
+        held.state = _DONE
         staged = held.key is NO_KEY
         tenant = None if staged else held.tenant
-        self._free(held.slab, held.position, held.nbytes, State.QUARANTINED, tenant)
+        self._free(held.slab, held.position, held.nbytes, _QUARANTINED, tenant)
         self._forget(held)
 
     def end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
@@ -217,7 +221,7 @@ class Ledger:
                 left = leases[slot] - 1
                 leases[slot] = left
                 if not left and flags[slot] & HIDDEN:
-                    self._free_value(slot, State.QUARANTINED)
+                    self._free_value(slot, _QUARANTINED)
         if not batch.left:
             self._forget(batch)
 
@@ -232,15 +236,15 @@ class Ledger:
             if index.leases[slot]:
                 index.hide(slot)
                 index.flags[slot] |= HIDDEN
-                self.move(index.places[slot].size, State.CLEAN, State.QUARANTINED)
+                self._move(index.places[slot].size, _CLEAN, _QUARANTINED)
             else:
-                self._free_value(slot, State.CLEAN)
+                self._free_value(slot, _CLEAN)
         return count
 
     def wash(self, slot: int) -> None:
         """Turn a dirty value into a clean one."""
         self.index.flags[slot] &= ~DIRTY
-        self.move(self.index.places[slot].size, State.DIRTY, State.CLEAN)
+        self._move(self.index.places[slot].size, _DIRTY, _CLEAN)
 
     def _make_room(self, size: int) -> bool:
         """Evict something towards a free extent of this size; False when nothing may leave for it.
@@ -268,7 +272,7 @@ class Ledger:
 
     def _victim(self, wanted: Callable[[int], bool] | None = None) -> int | None:
         """Who leaves first of those that nobody uses; no policy can make any other leave."""
-        if not self.sums[State.CLEAN]:
+        if not self.sums[_CLEAN]:
             return None
         leases, flags = self.index.leases, self.index.flags
         skipped = 0
@@ -292,7 +296,7 @@ class Ledger:
     def _evict(self, slot: int) -> None:
         self.evicted.append((self.index.key(slot), self.index.places[slot].size))
         self.policy.remove(slot, evicted=True)
-        self._free_value(slot, State.CLEAN)
+        self._free_value(slot, _CLEAN)
 
     def _free_value(self, slot: int, state: State) -> None:
         index = self.index

@@ -97,8 +97,6 @@ class Pool(Ledger):
                 leases[slot] += 1  # no eviction of this very prefix; undone below
             try:
                 for (key, nbytes), slot in zip(wants, slots, strict=True):
-                    size = padded(nbytes)
-                    fingerprint = self.index.fingerprint(key)
                     answer: Held | Refusal
                     if slot >= 0:
                         answer = Refusal.PRESENT
@@ -106,9 +104,9 @@ class Pool(Ledger):
                         answer = Refusal.PENDING
                     elif refused is not None:
                         answer = refused
-                    elif size > self.largest:
+                    elif (size := padded(nbytes)) > self.largest:
                         answer = Refusal.TOO_LARGE
-                    elif not self.policy.admit(fingerprint, size):
+                    elif not self.policy.admit(mark := self.index.fingerprint(key), size):
                         answer = Refusal.UNWANTED
                     elif not self.within_quota(tenant, size):
                         answer = refused = Refusal.UNWANTED
@@ -116,7 +114,7 @@ class Pool(Ledger):
                         answer = refused = Refusal.FULL
                     else:
                         answer = self.hold(
-                            key, nbytes, place, owner, State.RESERVED, tenant, cost, fingerprint
+                            key, nbytes, place, owner, State.RESERVED, tenant, cost, mark
                         )
                     answers.append(answer)
             finally:
@@ -329,7 +327,7 @@ class Pool(Ledger):
             for slot in slots:
                 if slot >= 0:
                     leases[slot] += 1
-            self.give(batch)
+            self._give(batch)
         return batch
 
     def _own(self, reservation: Reservation) -> Held:
