@@ -1,0 +1,60 @@
+"""A client process that does what it is told on standard input, so that it can be killed or stopped in any state.
+
+Run as ``python -m tests.wire.hostile SOCKET``; prints one line per order.
+"""
+
+import os
+import subprocess
+import sys
+
+from lmcache_core.wire.client import DaemonClient
+from tests.wire.daemons import ROOM, fill, key, value
+
+
+def main():
+    client = DaemonClient(f"unix://{sys.argv[1]}")
+    held, loaded, children = [], [], []
+    for line in sys.stdin:
+        order, *rest = line.split()
+        numbers = [int(each) for each in rest]
+        if order == "lookup":
+            client.lookup([key(n) for n in numbers])
+        elif order == "reserve":
+            held += client.reserve([(key(n), ROOM + 65536) for n in numbers], None)
+        elif order == "write":  # again and again, until stopped or killed
+            print("writing", flush=True)
+            while True:
+                for reservation in held:
+                    reservation.view[ROOM:] = value(numbers[0])
+        elif order == "scribble":
+            for reservation in held:
+                reservation.view[:] = b"\xee" * (ROOM + 65536)
+        elif order == "commit":
+            identities = [fill(each, numbers[0]) for each in held]
+            print(sum(client.commit_batch(held, identities)), flush=True)
+            continue
+        elif order == "lease":
+            loaded.append(client.load([key(n) for n in numbers], None))
+        elif order == "fork":  # a helper inherits every descriptor and outlives us
+            children.append(
+                subprocess.Popen(["sleep", "30"], close_fds=False, pass_fds=_sockets())
+            )
+            print(children[-1].pid, flush=True)
+            continue
+        print("done", flush=True)
+
+
+def _sockets():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.set_inheritable(int(name), True)
+                found.append(int(name))
+        except OSError:
+            continue
+    return tuple(found)
+
+
+if __name__ == "__main__":
+    main()
