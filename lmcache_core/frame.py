@@ -79,10 +79,6 @@ class Header:
     nbytes: int
     identity: bytes
 
-    def segment_offset(self, index: int) -> int:
-        """Offset of a segment in the raw payload, in bytes."""
-        return sum(segment.nbytes for segment in self.spec.segments[:index])
-
 
 def seed_of(key: Key, /) -> int:
     """64-bit seed that binds digests of payload bytes to a key."""

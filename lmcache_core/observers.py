@@ -215,33 +215,19 @@ def check_identities(
     """Name every identity that does not hold, one line each; empty when all do."""
     broken = []
     for identity in identities:
-        groups = sorted(
-            {
-                tuple(value for label, value in sample.labels if label in identity.by)
-                for term in (*identity.left, *identity.right)
-                for sample in _samples(snapshot, term)
-            }
-        )
-        for group in groups:
-            labels = dict(zip(identity.by, group, strict=True))
-            left, right = (
-                [sum(sample.value for sample in _samples(snapshot, term, labels)) for term in side]
-                for side in (identity.left, identity.right)
-            )
-            if sum(left) != sum(right):
-                broken.append(
-                    f"{identity.name} {labels or ''}: {dict(zip(identity.left, left, strict=True))}"
-                    f" is not {dict(zip(identity.right, right, strict=True))}"
-                )
+        sides = (identity.left, identity.right)
+        sums: dict[tuple[str, ...], list[dict[str, float]]] = {}
+        for side, term in [(i, term) for i, terms in enumerate(sides) for term in terms]:
+            name, _, part = term.rstrip("}").partition("{")
+            for sample in snapshot.matching(name, **dict([part.split("=")] if part else [])):
+                group = tuple(value for label, value in sample.labels if label in identity.by)
+                found = sums.setdefault(group, [dict.fromkeys(terms, 0.0) for terms in sides])
+                found[side][term] += sample.value
+        for group, (left, right) in sorted(sums.items()):
+            if sum(left.values()) != sum(right.values()):
+                labels = dict(zip(identity.by, group, strict=True))
+                broken.append(f"{identity.name} {labels or ''}: {left} is not {right}")
     return broken
-
-
-def _samples(
-    snapshot: Snapshot, term: str, labels: dict[str, str] | None = None
-) -> Iterator[Sample]:
-    name, _, part = term.rstrip("}").partition("{")
-    where = dict([part.split("=")]) if part else {}
-    return snapshot.matching(name, **where, **(labels or {}))
 
 
 class Emitter:

@@ -179,13 +179,8 @@ class Registry:
         offers = [offer for offer in self._find() if offer.kind == kind]
         targets = {offer.target for offer in offers}
         # What the core itself brings is there even where the core was never installed.
-        offers += [
-            Offer(kind, entry.name, entry.object)
-            for entry in self.catalogue
-            if entry.kind == kind
-            and entry.object.startswith(PREFIX)
-            and entry.object not in targets
-        ]
+        brought = [Offer(kind, entry.name, entry.object) for entry in self._entries(kind).values()]
+        offers += [offer for offer in brought if offer.core and offer.target not in targets]
         for finder in (offer for offer in self._find() if offer.kind == FINDERS):
             if self.refusal(finder) is None:
                 for name, target in self._call(finder, kind).items():
@@ -214,22 +209,18 @@ class Registry:
             return offer
         name, _, dist = wanted.partition("@")
         offers = [offer for offer in self.offers(kind) if offer.name == name]
-        if dist:
-            offers_of_dist = [offer for offer in offers if _normal(offer.dist) == _normal(dist)]
-            if offers and not offers_of_dist:
+        if dist and (everywhere := offers):
+            offers = [offer for offer in offers if _normal(offer.dist) == _normal(dist)]
+            if not offers:
                 raise PluginNotFound(
-                    f"no {noun} {name!r} in distribution {dist!r}; it is offered by {joined(o.dist for o in offers)}"
+                    f"no {noun} {name!r} in distribution {dist!r}; it is offered by {joined(o.dist for o in everywhere)}"
                 )
-            offers = offers_of_dist
         if not offers:
             raise self._missing(kind, name)
-        refusals = [self.refusal(offer) for offer in offers]
         # One target is one piece of code, however many leftovers of an installation name it.
-        allowed = list(
-            {o.target: o for o, no in zip(offers, refusals, strict=True) if no is None}.values()
-        )
+        allowed = [*{o.target: o for o in offers if self.refusal(o) is None}.values()]
         if not allowed:
-            raise PluginDenied(f"{noun} {name!r} is installed but {refusals[0]}")
+            raise PluginDenied(f"{noun} {name!r} is installed but {self.refusal(offers[0])}")
         if len(allowed) > 1:
             choices = sorted(offer.dist for offer in allowed)
             raise PluginConflict(
@@ -241,11 +232,9 @@ class Registry:
         """Tell why an offer may not load, or None."""
 
         def among(names: Sequence[str]) -> bool:
-            return offer.name in names or any(
-                "@" in name and name.partition("@")[0] == offer.name
-                and _normal(name.partition("@")[2]) == _normal(offer.dist)
-                for name in names
-            )  # fmt: skip
+            parts = [name.partition("@") for name in names]
+            dists = ("", _normal(offer.dist))
+            return any(name == offer.name and _normal(dist) in dists for name, _, dist in parts)
 
         if among(self._deny):
             return "denied by plugins.deny; remove it there"
@@ -259,7 +248,7 @@ class Registry:
 
     def _missing(self, kind: str, name: str) -> PluginNotFound:
         noun = KINDS[kind].noun
-        entries = {entry.name: entry for entry in self.catalogue if entry.kind == kind}
+        entries = self._entries(kind)
         if (entry := entries.get(name)) is not None:
             if entry.status == "retired":
                 return PluginNotFound(f"{noun} {name!r} is retired: {entry.reason}")
@@ -272,6 +261,9 @@ class Registry:
         return PluginNotFound(
             f"no {noun} {name!r}; installed: {', '.join(here) or 'none'}; `lmcache plugins` lists more"
         )
+
+    def _entries(self, kind: str) -> dict[str, Entry]:
+        return {entry.name: entry for entry in self.catalogue if entry.kind == kind}
 
     def command(self, entry: Entry, /) -> str:
         """Tell how to install a name of the catalogue from where this core came from."""
@@ -288,12 +280,9 @@ class Registry:
         try:
             found = offer.import_target()
         except Exception as error:  # named boundary: a plugin may raise anything when imported
-            needs = [
-                e.needs for e in self.catalogue if e.name == offer.name and e.kind == offer.kind
-            ]
-            remedy = (
-                f"it needs {needs[0]}" if needs and needs[0] else f"repair or remove {offer.dist}"
-            )
+            entry = self._entries(offer.kind).get(offer.name)
+            needs = entry.needs if entry else ""
+            remedy = f"it needs {needs}" if needs else f"repair or remove {offer.dist}"
             raise PluginLoadError(f"{what} failed to import: {said(error)}; {remedy}") from error
         spoken = getattr(found, "plugin_api", PLUGIN_API)
         if spoken != PLUGIN_API:

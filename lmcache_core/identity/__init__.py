@@ -14,10 +14,6 @@ from lmcache_core.identity.chain import (
     keys as keys,
     probe_digest as probe_digest,
 )
-from lmcache_core.identity.managers import (
-    KeyManager as KeyManager,
-    with_manager as with_manager,
-)
 from lmcache_core.identity.shards import (
     Run as Run,
     Shard as Shard,
@@ -35,7 +31,7 @@ from lmcache_core.identity.space import (
     KeySpace as KeySpace,
     Rope as Rope,
     chunk_tokens as chunk_tokens,
+    with_manager as with_manager,
 )
-from lmcache_core.identity.weights import (
-    weights_fingerprint as weights_fingerprint,
-)
+from lmcache_core.identity.weights import weights_fingerprint as weights_fingerprint
+from lmcache_core.spi.keys import KeyManager as KeyManager

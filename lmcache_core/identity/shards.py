@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lmcache_core.identity.space import Group
 from lmcache_core.spi.layout import Interior, KVSpec, SegmentSpec
@@ -99,16 +100,11 @@ def join(source: KVSpec, wanted: Sequence[SegmentSpec]) -> tuple[Run, ...] | Non
     Behaviour: splitting and joining are one thing: each wanted head range is cut out of whatever
     ranges are stored. Source ranges may overlap; the first in payload order gives the bytes.
     """
-    offsets, at = [], 0
-    for segment in source.segments:
-        offsets.append(at)
-        at += segment.nbytes
+    offsets = [*accumulate((segment.nbytes for segment in source.segments), initial=0)]
     runs: list[Run] = []
     target = 0
     for want in wanted:
-        if source.interior is not Interior.ROWS or want in source.segments:
-            if want not in source.segments:
-                return None
+        if want in source.segments:
             index = source.segments.index(want)
             runs.append(Run(index, offsets[index], target, want.nbytes, 1, 0, 0))
         else:
@@ -124,30 +120,22 @@ def _cut(source: KVSpec, offsets: list[int], want: SegmentSpec, target: int) -> 
     """Runs for one wanted ``[plane][token][head][dim]`` segment out of those of the same layer."""
     rows = source.planes * source.tokens
     width = want.head_end - want.head_begin
-    if width < 1 or want.nbytes % (rows * width):
+    if source.interior is not Interior.ROWS or width < 1 or want.nbytes % (rows * width):
         return None
     cell = want.nbytes // (rows * width)
     runs, head = [], want.head_begin
-    while head < want.head_end:
-        index = next(
-            (
-                i
-                for i, s in enumerate(source.segments)
-                if s.layer == want.layer and s.head_begin <= head < s.head_end
-            ),
-            None,
-        )
-        if index is None:
-            return None
-        have = source.segments[index]
-        stride = cell * (have.head_end - have.head_begin)
+    parts = [(s.head_begin, i, s) for i, s in enumerate(source.segments) if s.layer == want.layer]
+    for begin, index, have in sorted(parts, key=lambda part: part[0]):
+        if not begin <= head < min(have.head_end, want.head_end):
+            continue
+        stride = cell * (have.head_end - begin)
         if have.nbytes != rows * stride:
             return None
         end = min(have.head_end, want.head_end)
         runs.append(
             Run(
                 segment=index,
-                source=offsets[index] + (head - have.head_begin) * cell,
+                source=offsets[index] + (head - begin) * cell,
                 target=target + (head - want.head_begin) * cell,
                 nbytes=(end - head) * cell,
                 count=rows,
@@ -156,7 +144,7 @@ def _cut(source: KVSpec, offsets: list[int], want: SegmentSpec, target: int) -> 
             )
         )
         head = end
-    return runs
+    return runs if head == want.head_end else None
 
 
 def copy_runs(runs: Iterable[Run], source: memoryview, target: memoryview) -> None:

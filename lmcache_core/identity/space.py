@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lmcache_core.identity.canonical import Scalar, Unkeyable, canonical, check_types, pairs
+from lmcache_core.spi.keys import KeyManager
 from lmcache_core.spi.layout import Interior, Reuse
 
 FORMAT = 1
@@ -201,6 +202,17 @@ def chunk_tokens(configured: int, block_sizes: Iterable[int] = ()) -> int:
     """
     unit = math.lcm(*block_sizes)
     return -(-configured // unit) * unit
+
+
+def with_manager(
+    space: KeySpace, name: str, manager: KeyManager, labels: Mapping[str, str]
+) -> KeySpace:
+    """Key space of one request: ``space`` with the fields of the key manager called ``name`` added.
+
+    They lie under that name: two requests that differ without the manager still differ with it.
+    """
+    added = tuple((f"{name}.{field}", value) for field, value in manager.fields(labels).items())
+    return replace(space, fields=space.fields + added) if added else space
 
 
 def _exactly(nbytes: int, name: str, value: bytes) -> None:

@@ -102,9 +102,7 @@ def test_a_segment_is_verified_alone() -> None:
     value = sealed()
     header = frame.open_header(memoryview(value), KEY)
     payload = memoryview(value)[header.nbytes :]
-    offsets = [header.segment_offset(i) for i in range(3)]
-    assert offsets == [0, 300, 340]
-    for index, offset in enumerate(offsets):
+    for index, offset in enumerate((0, 300, 340)):
         size = header.spec.segments[index].nbytes
         frame.verify_segment(header, index, payload[offset : offset + size])
     with pytest.raises(Corrupt, match="segment 1 differs"):

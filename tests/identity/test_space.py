@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lmcache_core.identity import (
     Adapter,
     Group,
+    KeyManager,
     KeySpace,
     Rope,
     Unkeyable,
@@ -199,15 +200,14 @@ def test_approximate_engines_read_exact_chunks_but_never_the_reverse() -> None:
     assert BASE.readable == (BASE,)
 
 
-class Site:
-    plugin_api = 1
+class Site(KeyManager):
     config_type = str
 
     def __init__(self, site: str, /) -> None:
         self.site = site
 
-    def fields(self, tags: Any, /) -> dict[str, Any]:
-        return {"site": self.site} if "local" in tags else {}
+    def fields(self, labels: Any, /) -> dict[str, Any]:
+        return {"site": self.site} if "local" in labels else {}
 
 
 def test_key_managers_add_fields_under_their_own_name() -> None:
