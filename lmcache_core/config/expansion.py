@@ -7,8 +7,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmcache_core.config.binding import Binder, table
-from lmcache_core.config.names import BY_KEY, EXTRA_NOTHING, NAMES, SCHEMES, Effect
-from lmcache_core.config.tree import Item, merge, nest, refuse, reread
+from lmcache_core.config.names import BY_KEY, EXTRA_NOTHING, NAMES, SCHEMES, Effect, Name
+from lmcache_core.config.tree import NONE, Item, merge, nest, refuse, reread
 from lmcache_core.spi import ByteSize
 
 V = TypeVar("V")
@@ -29,31 +29,20 @@ def rename(tree: Mapping[str, Item], notes: list[str], /) -> Tree:
     """
     renamed: Tree = {}
     for key, item in tree.items():
-        row = BY_KEY.get(key)
-        target = key
+        row = BY_KEY.get(key, Name(key, Effect.SAME, key))
+        target = row.to if row.effect is Effect.MAPPED and key not in TIER_KEYS else key
         if key == "policy" and item.value == "exact":
             target, item = "exact", Item(True, item.origin)
-        elif row is None:
-            pass
-        elif row.effect is Effect.NOTHING:
+        if row.effect is Effect.NOTHING:
             notes.append(f"{item.origin}: {key} has no effect: {row.why}")
-            continue
-        elif row.effect is Effect.ELSEWHERE:
-            continue
         elif row.effect is Effect.REFUSED:
-            if reread(item).plain() in OFF:
-                continue
-            raise refuse(item, key, f"not supported: {row.why}")
-        elif row.effect is Effect.MAPPED and key not in TIER_KEYS:
-            target = row.to
-        if target in renamed or (target != key and target in tree):
-            raise refuse(
-                item, key, f"is the same setting as {target}, which is given too; keep one"
-            )
-        if "." in target:
+            if reread(item).plain() not in OFF:
+                raise refuse(item, key, f"not supported: {row.why}")
+        elif row.effect is not Effect.ELSEWHERE:
+            if target in renamed or (target != key and target in tree):
+                problem = f"is the same setting as {target}, which is given too; keep one"
+                raise refuse(item, key, problem)
             renamed = merge(renamed, nest(target, item))
-        else:
-            renamed[target] = item
     return renamed
 
 
@@ -63,14 +52,10 @@ def from_block(file: Mapping[str, Item], notes: list[str], /) -> Tree:
     inside: Tree = dict(table(block, "lmcache"))
     for key in ("tiers", "tenants", "manager", "chunk_size", *TIER_KEYS):
         if key in file:
-            raise refuse(
-                file[key],
-                key,
-                f"would be ignored beside the lmcache: block; move it inside ({block.origin})",
-            )
-    enable = inside.pop("enable", None)
-    if enable is not None and not _value(bool, enable, "lmcache.enable"):
-        return {"tiers": Item([], enable.origin)}
+            problem = f"would be ignored beside the lmcache: block; move it inside ({block.origin})"
+            raise refuse(file[key], key, problem)
+    if not _on(inside, "lmcache"):
+        return {"tiers": Item([], block.origin)}
     tiers: list[Item] = []
     if (backend := inside.pop("backend", None)) is not None:
         options = dict(table(backend, "lmcache.backend"))
@@ -81,17 +66,15 @@ def from_block(file: Mapping[str, Item], notes: list[str], /) -> Tree:
         inside["cache_policy"] = inside.pop("policy")
     if (peers := inside.pop("peer_to_peer", None)) is not None:
         options = dict(table(peers, "lmcache.peer_to_peer"))
-        on = options.pop("enable", None)
-        if on is None or _value(bool, on, "lmcache.peer_to_peer.enable"):
+        if _on(options, "lmcache.peer_to_peer"):
             tiers.append(Item({"p2p": Item(options, peers.origin)}, peers.origin))
     if tiers:
         inside["tiers"] = Item(tiers, tiers[0].origin)
     if (manager := inside.pop("key_manager", None)) is not None:
         options = dict(table(manager, "lmcache.key_manager"))
         if "type" in options and options["type"].value != "default":
-            inside["key_managers"] = Item(
-                [_typed(manager, options, "lmcache.key_manager")], manager.origin
-            )
+            typed = _typed(manager, options, "lmcache.key_manager")
+            inside["key_managers"] = Item([typed], manager.origin)
     return inside
 
 
@@ -103,11 +86,10 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
     """
     common: Tree = {}
     if (policy := short.get("cache_policy")) is not None:
-        common["policy"] = Item(
-            _value(str, policy, "cache_policy").lower(), _via(policy, "cache_policy")
-        )
+        name = _value(str, policy, "cache_policy").lower()
+        common["policy"] = _via(policy, "cache_policy", name)
     if (timeout := short.get("blocking_timeout_secs")) is not None:
-        common["deadline"] = Item(reread(timeout).value, _via(timeout, "blocking_timeout_secs"))
+        common["deadline"] = _via(timeout, "blocking_timeout_secs", reread(timeout).value)
     tiers: list[tuple[str, Tree, str]] = []
     use = short.get("local_cpu")
     if use is None or _value(bool, use, "local_cpu"):
@@ -119,18 +101,15 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
             options["huge_pages"] = huge
         tiers.append((memory, options, use.origin if use else "default"))
     for key, plugin in (("local_disk", "disk"), ("gds_path", "gds")):
-        if (folder := short.get(key)) is not None and reread(folder).value not in OFF:
-            written = _value(str, folder, key)
-            paths = [part.strip().removeprefix("file://") for part in written.split(",")]
-            options = {
-                "path": Item([Item(path, folder.origin) for path in paths], _via(folder, key))
-            }
+        if (folder := _given(short, key)) is not None:
+            written = _value(str, folder, key).split(",")
+            paths = [Item(path.strip().removeprefix("file://"), folder.origin) for path in written]
             size = short.get("max_local_disk_size")
             if size is None:
                 raise refuse(folder, key, "needs max_local_disk_size (in GiB) beside it")
-            options["size"] = _gib(size, "max_local_disk_size")
+            options = {"path": _via(folder, key, paths), "size": _gib(size, "max_local_disk_size")}
             tiers.append((plugin, options, folder.origin))
-    if (url := short.get("remote_url")) is not None and reread(url).value not in OFF:
+    if (url := _given(short, "remote_url")) is not None:
         tiers.append(_remote(url, short, notes))
     elif (serde := short.get("remote_serde")) is not None and serde.value != "naive":
         raise refuse(serde, "remote_serde", "needs remote_url beside it")
@@ -140,30 +119,22 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
 def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str, Tree, str]:
     scheme = urlsplit(_value(str, url, "remote_url")).scheme
     if scheme not in SCHEMES:
-        raise refuse(
-            url,
-            "remote_url",
-            f"no plugin for {scheme or 'no scheme'!r}; known: {', '.join(sorted(SCHEMES))}",
-        )
+        problem = f"no plugin for {scheme or 'no scheme'!r}; known: {', '.join(sorted(SCHEMES))}"
+        raise refuse(url, "remote_url", problem)
     plugin, option = SCHEMES[scheme]
     written = url.value if option == "url" else urlsplit(url.value).path
-    options = {option: Item(written, _via(url, "remote_url"))}
+    options = {option: _via(url, "remote_url", written)}
     serde = short.get("remote_serde")
     if serde is not None and serde.value not in ("naive", None):
-        options["serde"] = Item([serde], _via(serde, "remote_serde"))
-    extra = short.get("extra_config")
-    for key, item in (table(extra, "extra_config") if extra is not None else {}).items():
-        own = key.removeprefix(plugin).lstrip("_.")
+        options["serde"] = _via(serde, "remote_serde", [serde])
+    for key, item in table(short.get("extra_config", NONE), "extra_config").items():
         if key in EXTRA_NOTHING:
             notes.append(f"{item.origin}: extra_config.{key} has no effect: {EXTRA_NOTHING[key]}")
         elif key.startswith((f"{plugin}_", f"{plugin}.")):
-            options[own] = item
+            options[key.removeprefix(plugin).lstrip("_.")] = item
         else:
-            raise refuse(
-                item,
-                f"extra_config.{key}",
-                f"unknown key; options of {plugin} begin with {plugin}_",
-            )
+            problem = f"unknown key; options of {plugin} begin with {plugin}_"
+            raise refuse(item, f"extra_config.{key}", problem)
     return plugin, options, url.origin
 
 
@@ -175,12 +146,23 @@ def _typed(item: Item, options: Tree, path: str) -> Item:
     return Item({kind.value: Item(options, item.origin)}, item.origin)
 
 
+def _on(options: Tree, path: str) -> bool:
+    """Take ``enable`` out; whether it leaves the rest on."""
+    enable = options.pop("enable", None)
+    return enable is None or _value(bool, enable, f"{path}.enable")
+
+
+def _given(short: Mapping[str, Item], key: str) -> Item | None:
+    item = short.get(key)
+    return None if item is None or reread(item).value in OFF else item
+
+
 def _gib(item: Item, key: str) -> Item:
     value = reread(item).value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-        return Item(ByteSize(round(value * 2**30)), _via(item, key))
+        return _via(item, key, ByteSize(round(value * 2**30)))
     if isinstance(value, str):  # a unit was written
-        return Item(value, _via(item, key))
+        return _via(item, key, value)
     raise refuse(item, key, f"not a size in GiB: {item.plain()!r}")
 
 
@@ -189,5 +171,6 @@ def _value(wanted: type[V], item: Item, key: str) -> V:
     return found
 
 
-def _via(item: Item, key: str) -> str:
-    return f"{item.origin} ({key})"
+def _via(item: Item, key: str, value: object) -> Item:
+    """A value that was written in other words."""
+    return Item(value, f"{item.origin} ({key})")

@@ -24,7 +24,7 @@ from lmcache_core.config.records import (
     PluginsConfig,
     TierConfig,
 )
-from lmcache_core.config.tree import Item, items, merge, nest, read_yaml, refuse, reread
+from lmcache_core.config.tree import NONE, Item, items, merge, nest, read_yaml, refuse, reread
 from lmcache_core.registry import Registry
 from lmcache_core.spi import ConfigError, TensorSerde
 
@@ -32,7 +32,6 @@ PREFIX = "LMCACHE_"
 FILE_VARIABLE = "LMCACHE_CONFIG_FILE"
 _SERVICE_LINK = re.compile(r".*_(port(_\d+_(tcp|udp)(_\w+)?)?|service_(host|port\w*))")
 _SECTIONS = ("tenants", "manager", "daemon", "observers", "log_level")
-_NOTHING = Item({}, "default")
 _OF_TIER = tuple(
     f.name for f in fields(TierConfig) if f.name not in ("plugin", "options", "policy_options")
 )
@@ -90,7 +89,7 @@ def load(
     notes: list[str] = []
     tree, tiers, changes = _gather(_sources(path, env, engine or {}, flags or {}, notes), notes)
     binder = Binder()
-    plugins = binder.bind(PluginsConfig, tree.pop("plugins", _NOTHING), "plugins")
+    plugins = binder.bind(PluginsConfig, tree.pop("plugins", NONE), "plugins")
     binder.registry = registry or Registry(environment=env, **asdict(plugins))
     short = {key: tree.pop(key) for key in TIER_KEYS if key in tree}
     sections = Item({key: tree.pop(key) for key in _SECTIONS if key in tree}, "configuration")
@@ -117,7 +116,7 @@ def permissions(
 ) -> Registry:
     """The registry under the permissions that the configuration gives; nothing else of it is bound."""
     tree, _, _ = _gather(_sources(path, env, {}, {}, []), [])
-    plugins = Binder().bind(PluginsConfig, tree.get("plugins", _NOTHING), "plugins")
+    plugins = Binder().bind(PluginsConfig, tree.get("plugins", NONE), "plugins")
     return Registry(environment=env, **asdict(plugins))
 
 

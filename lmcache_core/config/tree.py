@@ -41,6 +41,10 @@ class Item:
         return self.value
 
 
+NONE = Item({}, "default")
+"""What nobody wrote."""
+
+
 def refuse(item: Item, path: str, problem: str, /) -> ConfigError:
     """Make the one-line error about a written value."""
     where = f"{item.origin}: {path}: " if path else f"{item.origin}: "
@@ -78,21 +82,15 @@ def read_yaml(text: str, name: str, environment: Mapping[str, str] | None, /) ->
         raise ConfigError(f"{name}{line}: not YAML: {problem}") from error
 
 
+@dataclass(slots=True)
 class _Reader:
     """Turns nodes into items; one per text."""
 
-    def __init__(
-        self,
-        loader: yaml.SafeLoader,
-        name: str,
-        environment: Mapping[str, str] | None,
-        references: Sequence[re.Match[str]],
-    ) -> None:
-        self.loader = loader
-        self.name = name
-        self.environment = environment
-        self.references = references
-        self.count = 0
+    loader: yaml.SafeLoader
+    name: str
+    environment: Mapping[str, str] | None
+    references: Sequence[re.Match[str]]
+    count: int = 0
 
     def item(self, node: yaml.Node, inside: tuple[yaml.Node, ...] = ()) -> Item:
         self.count += 1
