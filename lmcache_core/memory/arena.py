@@ -224,10 +224,6 @@ class Arena:
         """Writable bytes of an extent."""
         return self.segments[number].data[base : base + nbytes]
 
-    def address(self, extent: Extent) -> int:
-        """Where an extent starts in this process."""
-        return self.segments[extent.segment].address + extent.base
-
     def close(self) -> None:
         """Give everything back; idempotent. Mappings of others stay theirs."""
         self._closed.set()

@@ -17,6 +17,7 @@ from lmcache_core.spi.keys import Key
 IDENTITY_NBYTES = 16
 NO_IDENTITY = bytes(IDENTITY_NBYTES)
 NEVER = float("inf")
+_LOOK = 1 << 13
 _ODD = 0x9E3779B97F4A7C15
 
 
@@ -174,16 +175,18 @@ class Index:
     ) -> tuple[list[int], int | None]:
         """Up to ``limit`` visible slots from ``after`` on, and where to go on (None at the end).
 
-        A value that stays is listed exactly once, whatever else comes and goes between pages.
+        A value that stays is listed exactly once, whatever else comes and goes between pages. A page may be
+        short, even empty, where few of many slots are wanted, so that one call stays bounded.
         """
         page: list[int] = []
-        for slot in range(after, len(self._digests)):
+        end = min(len(self._digests), after + max(limit, _LOOK))
+        for slot in range(after, end):
             table = self._table[slot]
             if table is not None and space in (None, table.space) and self.visible(slot):
                 if len(page) == limit:
                     return page, slot
                 page.append(slot)
-        return page, None
+        return page, end if end < len(self._digests) else None
 
     def tag(self, slot: int, labels: Iterable[str], /) -> None:
         """Add labels to a value."""

@@ -71,14 +71,12 @@ class Held:
         return f"Held({self.key!r}, {self.nbytes} bytes, {self.state.name.lower()})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Loan:
     """Right to read one value in place (``spi.Lease``): one item of ``Leases``."""
 
-    __slots__ = ("batch", "position")
-
-    def __init__(self, batch: Leases, position: int) -> None:
-        self.batch = batch
-        self.position = position
+    batch: Leases
+    position: int
 
     @property
     def key(self) -> Key:

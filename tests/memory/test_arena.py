@@ -323,75 +323,14 @@ def test_views_outlive_the_arena() -> None:
     assert bytes(view) == b"live"
 
 
-def test_last_view_unmaps_what_was_closed() -> None:
-    arena = Arena(MIB, LAZY)
-    assert arena.grow() is not None
-    view = arena.view(0, 0, 4)
-    at = arena.address(Extent(0, 0, 4, 0))
-    arena.close()
-    assert mapped(at)
-    del view
-    assert not mapped(at), "while the arena itself is still named"
-
-
-def mapped(address: int) -> bool:
-    try:
-        smaps_flags(address)
-    except AssertionError:
-        return False
-    return True
-
-
-def test_fork_gets_a_copy_of_private_memory() -> None:
-    arena = make_arena(MIB)
-    assert arena.grow() is not None
-    view = arena.view(0, 0, 4)
-    view[:] = b"good"
-    child = os.fork()
-    if not child:
-        view[:] = b"evil"
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert bytes(view) == b"good"
-    arena.close()
-
-
-def test_segment_that_cannot_be_finished_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_space(descriptor: int, base: int, nbytes: int) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(os, "posix_fallocate", no_space)
-    before = len(os.listdir("/proc/self/fd"))
-    assert Arena(MIB, LAZY).grow() is None
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize(
-    ("segment", "base", "nbytes"),
-    [(0, -PAGE, PAGE), (0, MIB - PAGE, 2 * PAGE), (0, 8, 8), (3, 0, PAGE), (0, 0, -1), (0, MIB, 1)],
-)
-def test_place_outside_of_the_map_is_refused(segment: int, base: int, nbytes: int) -> None:
-    arena = Arena(MIB, LAZY)
-    own = arena.grow()
-    assert own is not None
-    reader = ArenaMap([(0, own.nbytes, own.descriptor)])
-    extent = Extent(segment, base, nbytes, 0)
-    for read in (reader.view, reader.current, lambda it: reader.copy_checked(it, bytearray(PAGE))):
-        with pytest.raises(ValueError, match="not mapped here"):
-            read(extent)
-    reader.close()
-    arena.close()
-
-
 def test_address_is_where_the_view_is() -> None:
     arena = make_arena(MIB)
     arena.grow()
     view = arena.view(0, 3 * PAGE, 8)
     view[:] = b"12345678"
-    assert ctypes.string_at(arena.address(Extent(0, 3 * PAGE, 8, 0)), 8) == b"12345678"
-    assert arena.address(Extent(0, 0, 8, 0)) % PAGE == 0
+    at = arena.segments[0].address
+    assert ctypes.string_at(at + 3 * PAGE, 8) == b"12345678"
+    assert at % PAGE == 0
     arena.close()
 
 

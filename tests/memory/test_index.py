@@ -114,3 +114,21 @@ def test_slots_of_a_mixed_batch_switch_tables() -> None:
     wanted = [key(number) for number in (0, 1, 2, 3, 4, 5, 0, 9)]
     slots = {name: index.add(name, 1) for name in wanted[:6]}
     assert index.slots_of(wanted) == [slots.get(name, -1) for name in wanted]
+
+
+def test_page_of_a_rare_space_looks_at_few_slots() -> None:
+    index = Index()
+    names = [Key(SPACES[0], number.to_bytes(32, "big"), 0) for number in range(20_000)]
+    for name in names:
+        index.add(name, 1)
+    rare = index.add(Key(SPACES[1], bytes(32), 0), 1)
+    page, after = index.page(0, 10, space=SPACES[1])
+    assert page == []
+    assert after is not None
+    pages = 1
+    while after is not None:
+        found, after = index.page(after, 10, space=SPACES[1])
+        page += found
+        pages += 1
+    assert page == [rare]
+    assert pages == 3
