@@ -161,7 +161,7 @@ class Link:
             while self._end - self._begin < length:
                 self._fill(length, until, received)
         except OSError as error:
-            raise self._broken(error, "receive") from error
+            raise self._broken(error, "receive", keep=self.local or not until) from error
         begin = self._begin
         self._begin += length
         with memoryview(self._buffer) as view, view[begin + LENGTH.size : begin + length] as body:
@@ -237,9 +237,11 @@ class Link:
             self._socket.setsockopt(socket.SOL_SOCKET, option, value)
             self._timeouts[option] = seconds
 
-    def _broken(self, error: OSError, verb: str) -> Unavailable | DeadlineExceeded:
+    def _broken(
+        self, error: OSError, verb: str, *, keep: bool = False
+    ) -> Unavailable | DeadlineExceeded:
         if isinstance(error, BlockingIOError):
-            if verb == "send" or not self.local:
+            if not keep:
                 self.close()  # half a frame may be out, or half a value under way
             return DeadlineExceeded("the daemon did not answer in time", operation=verb)
         self.close()

@@ -1,6 +1,7 @@
 """One daemon for tests that leave it as it was."""
 
 import pytest
+
 from tests.wire.daemons import Daemon
 
 

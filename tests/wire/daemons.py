@@ -65,14 +65,13 @@ class Daemon(Process):
         self.start()
 
     def start(self):
-        with open(self.log, "ab") as log:
+        with open(self.log, "wb") as log:
             super().__init__(self.command, env=self.environment, stdout=log, stderr=log)
         wait_for(self.serves, what="the daemon's socket")
 
     def serves(self):
         assert self.child.poll() is None, self.log.read_text()
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(self.path) == 0
+        return f"(pid {self.pid}) serves on" in self.log.read_text()
 
     def client(self, **options):
         return DaemonClient(f"unix://{self.path}", **options)

@@ -22,7 +22,7 @@ def main():
         elif order == "reserve":
             held += client.reserve([(key(n), ROOM + 65536) for n in numbers], None)
         elif order == "write":  # again and again, until stopped or killed
-            print("writing", flush=True)
+            say("writing")
             while True:
                 for reservation in held:
                     reservation.view[ROOM:] = value(numbers[0])
@@ -31,17 +31,20 @@ def main():
                 reservation.view[:] = b"\xee" * (ROOM + 65536)
         elif order == "commit":
             identities = [fill(each, numbers[0]) for each in held]
-            print(sum(client.commit_batch(held, identities)), flush=True)
+            say(sum(client.commit_batch(held, identities)))
             continue
         elif order == "lease":
             loaded.append(client.load([key(n) for n in numbers], None))
         elif order == "fork":  # a helper inherits every descriptor and outlives us
-            children.append(
-                subprocess.Popen(["sleep", "30"], close_fds=False, pass_fds=_sockets())
-            )
-            print(children[-1].pid, flush=True)
+            children.append(subprocess.Popen(["sleep", "30"], close_fds=False, pass_fds=_sockets()))
+            say(children[-1].pid)
             continue
-        print("done", flush=True)
+        say("done")
+
+
+def say(what):
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
 
 
 def _sockets():

@@ -12,7 +12,16 @@ import pytest
 
 from lmcache_core.spi import Refusal
 from tests.wire.daemons import (
-    PATIENCE, ROOM, Daemon, Process, check_leases, describe, identity_holds, key, store, wait_for,
+    PATIENCE,
+    ROOM,
+    Daemon,
+    Process,
+    check_leases,
+    describe,
+    identity_holds,
+    key,
+    store,
+    wait_for,
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -177,12 +177,16 @@ class Connection:
         """Wait for a verb that needs other tiers, then reply."""
         try:
             reply = await answer  # type: ignore[misc]
-        except (ConfigError, BackendError) as error:
+        except (ConfigError, BackendError, ValueError) as error:
             reply = replies.Failed(id, kind_of(error), str(error)[:1000])
+        except Exception as error:  # named boundary: nobody must wait for an answer in vain
+            self.daemon.log.exception("a request of %s failed", self.session)
+            reply = replies.Failed(id, "request", f"internal error: {type(error).__name__}")
         finally:
             self._waiting -= 1
         if not self._closed:
-            self.reply(reply)
+            if reply is not None:
+                self.reply(reply)
             self._parse()
 
     def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
