@@ -105,7 +105,7 @@ class Segment:
     def back(self, base: int, nbytes: int) -> None:
         """Put real memory behind a range; OSError when there is none."""
         with self._lock:
-            if base + nbytes > self.backed and self.descriptor >= 0:
+            if self.descriptor >= 0:
                 os.posix_fallocate(self.descriptor, base, nbytes)
                 if base <= self.backed:
                     self.backed = base + nbytes
@@ -195,9 +195,7 @@ class Arena:
         nbytes = min(self.segment_nbytes, self.capacity - self.reserved)
         if most is not None:
             nbytes = min(nbytes, _round(most, PAGE))
-        limit = None if self._overcommit else self._available()
-        if limit is not None and _fitting(limit) < nbytes:
-            self._exhaust(self.reserved, f"{limits.text(limit.available)} left ({limit.source})")
+        if not self._fits(nbytes, self.reserved):
             return None
         try:
             segment = self._create(nbytes)
@@ -213,8 +211,13 @@ class Arena:
 
     def back(self, number: int, base: int, nbytes: int) -> bool:
         """Make sure that real memory stands behind a range before it is named; False: there is none."""
+        segment = self.segments[number]
+        if segment.descriptor < 0 or base + nbytes <= segment.backed:
+            return True
+        if not self._fits(nbytes, self.populated):
+            return False  # a kernel out of memory kills instead of refusing
         try:
-            self.segments[number].back(base, nbytes)
+            segment.back(base, nbytes)
         except OSError as error:
             self._exhaust(self.populated, str(error))
             return False
@@ -229,6 +232,13 @@ class Arena:
         self._closed.set()
         for segment in self.segments:
             segment.close()
+
+    def _fits(self, nbytes: int, have: int) -> bool:
+        limit = None if self._overcommit else self._available()
+        if limit is None or nbytes <= _fitting(limit):
+            return True
+        self._exhaust(have, f"{limits.text(limit.available)} left ({limit.source})")
+        return False
 
     def _exhaust(self, have: int, reason: str) -> None:
         """Stop growing, and say so once."""

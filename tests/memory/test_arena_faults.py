@@ -9,8 +9,11 @@ import sys
 import pytest
 
 from lmcache_core.memory.arena import Arena, ArenaMap
+from lmcache_core.memory.limits import Limit
+from lmcache_core.memory.pool import Pool
+from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import Extent
-from tests.memory.pools import LAZY, PAGE, make_arena
+from tests.memory.pools import LAZY, PAGE, key, make_arena, put
 from tests.memory.test_arena import MIB, smaps_flags
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd")
@@ -76,3 +79,18 @@ def test_place_outside_of_the_map_is_refused(segment: int, base: int, nbytes: in
             read(extent)
     reader.close()
     arena.close()
+
+
+def test_memory_that_others_have_taken_is_not_taken_from_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was free at the start may be gone when the pool grows into it: the kernel would kill, not refuse."""
+    left = [Limit(8 * MIB, "somewhere")]
+    pool = Pool(Arena(MIB, LAZY, available=lambda: left[0]), LRU(LRUConfig(), MIB))
+    assert put(pool, [key(1)], 10 * PAGE) == [True]
+    left[0] = Limit(2 * PAGE, "somewhere")
+    assert put(pool, [key(2)], 11 * PAGE) == [False]
+    assert put(pool, [key(3)], 3 * PAGE) == [True], "the memory it has goes on serving"
+    assert "pool stays at 40 KiB of 1 MiB: 8 KiB left (somewhere)" in caplog.text
+    pool.check()
+    pool.close()
