@@ -25,11 +25,7 @@ def parse_changes(written: list[str], /) -> dict[str, str]:
 
 
 @app.command(help="Show every effective setting and where it came from; secrets are never shown.")
-def config(
-    file: File = None,
-    change: Change = None,
-    as_json: Json = False,
-) -> int:
+def config(file: File = None, change: Change = None, as_json: Json = False) -> int:
     from lmcache_core.config import load
 
     effective = load(file, flags=parse_changes(change or []))
@@ -42,8 +38,7 @@ def config(
     for note in effective.notes:
         remark(note)
     print_table(
-        ("key", "value", "source"),
-        [(s.path, _text(s.value), s.source) for s in effective.settings],
+        ("key", "value", "source"), [(s.path, _text(s.value), s.source) for s in effective.settings]
     )
     return 0
 

@@ -26,7 +26,6 @@ from lmcache_core.spi import (
     Load,
     LoadStatus,
     MemoryOptions,
-    Refusal,
     ResidentPool,
     SegmentSpec,
     Store,
@@ -97,12 +96,10 @@ async def _trip(tier: TierConfig, effective: Effective) -> str:
     """What a good tier is found to do."""
     plain = default_context(tier.name)
     builder = Builder(effective.config, effective.registry, Metrics(), lambda name: plain)
-    pools: list[ResidentPool] = []
 
     def create_pool(options: MemoryOptions, /) -> ResidentPool:
         size = ByteSize(min(tier.size or POOL, POOL))
-        pools.append(builder.pool(plain, replace(tier, size=size), options))
-        return pools[-1]
+        return builder.pool(plain, replace(tier, size=size), options)
 
     context = replace(plain, create_pool=create_pool)
     backend = builder.backend(tier, context)
@@ -115,7 +112,7 @@ async def _trip(tier: TierConfig, effective: Effective) -> str:
         if most <= frame.ALIGNMENT:
             raise _Verdict("warning", f"too small for values of {most} bytes", "raise its limits")
         values = _Values(most // frame.ALIGNMENT * frame.ALIGNMENT)
-        times = values.in_place(pools[0]) if pools else await values.through(backend)
+        times = await values.through(backend)
     finally:
         await backend.aclose()
     if values.there != values.back:
@@ -176,20 +173,3 @@ class _Values:
             await backend.delete(self.keys)
         lookup_s = (found_at - stored_at) / len(batches)
         return _Times(stored_at - begin, lookup_s, loaded_at - found_at)
-
-    def in_place(self, pool: ResidentPool) -> _Times:
-        begin = time.perf_counter()
-        grants = pool.reserve([(key, self.nbytes) for key in self.keys], self)
-        for grant, view, identity in zip(grants, self.there, self.identities, strict=True):
-            if isinstance(grant, Refusal):
-                raise _Verdict("warning", f"refused a store: {grant.value}", "raise its size")
-            grant.view[:] = view
-            pool.commit(grant, identity)
-        stored_at = time.perf_counter()
-        leases = [lease for lease in pool.lease(self.keys, self) if lease is not None]
-        found_at = time.perf_counter()
-        for lease, view in zip(leases, self.back, strict=False):
-            view[:] = lease.view
-        loaded_at = time.perf_counter()
-        pool.release(leases)
-        return _Times(stored_at - begin, found_at - stored_at, loaded_at - found_at)

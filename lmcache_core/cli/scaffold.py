@@ -37,12 +37,7 @@ def scaffold(kind: str, name: str, into: Path, /) -> Path:
     if target.exists():
         raise ConfigError(f"{target} is there already")
     stem = "".join(part.capitalize() for part in name.split("-"))
-    words = {
-        "@name@": name,
-        "@package@": dist.replace("-", "_"),
-        "@dist@": dist,
-        "@Class@": stem,
-    }
+    words = {"@name@": name, "@package@": dist.replace("-", "_"), "@dist@": dist, "@Class@": stem}
     _copy(templates / kind, target, words)
     return target
 

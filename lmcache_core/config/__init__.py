@@ -1,9 +1,6 @@
 """Configuration: records, and how they are read from files, the environment, engines and flags."""
 
-from lmcache_core.config.binding import (
-    Binder as Binder,
-    Setting as Setting,
-)
+from lmcache_core.config.binding import Binder as Binder, Setting as Setting
 from lmcache_core.config.load import (
     Effective as Effective,
     load as load,
@@ -25,7 +22,4 @@ from lmcache_core.config.records import (
     VerifyHot as VerifyHot,
     WritePolicy as WritePolicy,
 )
-from lmcache_core.config.tree import (
-    Item as Item,
-    items as items,
-)
+from lmcache_core.config.tree import Item as Item, items as items

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lmcache_core.policies.queues import (
-    Entry,
-    NoKnobs,
-    Queue,
-    QueuePolicy,
-    first_idle,
-    miscounted,
-)
+from lmcache_core.policies.queues import Entry, NoKnobs, Queue, QueuePolicy, first_idle, miscounted
 
 
 class ARC(QueuePolicy):

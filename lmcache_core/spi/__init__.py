@@ -3,9 +3,7 @@
 ``backend``, ``serde`` and ``policy`` are frozen by a snapshot test; ``channel`` and ``gpu`` are provisional.
 """
 
-from lmcache_core.spi.api import (
-    PLUGIN_API as PLUGIN_API,
-)
+from lmcache_core.spi.api import PLUGIN_API as PLUGIN_API
 from lmcache_core.spi.backend import (
     MISSED as MISSED,
     PRESENT as PRESENT,
@@ -26,9 +24,7 @@ from lmcache_core.spi.backend import (
     StoreStatus as StoreStatus,
     Usage as Usage,
 )
-from lmcache_core.spi.blocking import (
-    BlockingBackend as BlockingBackend,
-)
+from lmcache_core.spi.blocking import BlockingBackend as BlockingBackend
 from lmcache_core.spi.buffers import (
     Extent as Extent,
     Lease as Lease,
@@ -44,11 +40,7 @@ from lmcache_core.spi.channel import (
     TransferChannel as TransferChannel,
     TransferState as TransferState,
 )
-from lmcache_core.spi.config import (
-    ByteSize as ByteSize,
-    Duration as Duration,
-    Secret as Secret,
-)
+from lmcache_core.spi.config import ByteSize as ByteSize, Duration as Duration, Secret as Secret
 from lmcache_core.spi.context import (
     Clock as Clock,
     Context as Context,
@@ -74,11 +66,7 @@ from lmcache_core.spi.errors import (
     Unavailable as Unavailable,
     Unsupported as Unsupported,
 )
-from lmcache_core.spi.gpu import (
-    Copied as Copied,
-    Fence as Fence,
-    GPUConnector as GPUConnector,
-)
+from lmcache_core.spi.gpu import Copied as Copied, Fence as Fence, GPUConnector as GPUConnector
 from lmcache_core.spi.hooks import (
     BatchDone as BatchDone,
     Damaged as Damaged,
@@ -104,17 +92,11 @@ from lmcache_core.spi.layout import (
     TensorLike as TensorLike,
     page_spec as page_spec,
 )
-from lmcache_core.spi.policy import (
-    EvictionPolicy as EvictionPolicy,
-)
-from lmcache_core.spi.polled import (
-    PolledBackend as PolledBackend,
-)
+from lmcache_core.spi.policy import EvictionPolicy as EvictionPolicy
+from lmcache_core.spi.polled import PolledBackend as PolledBackend
 from lmcache_core.spi.serde import (
     BytesSerde as BytesSerde,
     TensorSerde as TensorSerde,
     ValueInfo as ValueInfo,
 )
-from lmcache_core.spi.wrapper import (
-    Wrapper as Wrapper,
-)
+from lmcache_core.spi.wrapper import Wrapper as Wrapper

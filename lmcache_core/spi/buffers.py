@@ -97,7 +97,6 @@ class Reservation(Protocol):
     @property
     def view(self) -> memoryview:
         """Writable bytes of the value, exactly as many as were asked for."""
-        ...
 
 
 class Lease(Protocol):
@@ -110,12 +109,10 @@ class Lease(Protocol):
     @property
     def identity(self) -> bytes:
         """16-byte digest given at commit."""
-        ...
 
     @property
     def view(self) -> memoryview:
         """Read-only bytes of the value; valid until release."""
-        ...
 
 
 class ResidentPool(Protocol):
@@ -128,36 +125,28 @@ class ResidentPool(Protocol):
         self, wants: Sequence[tuple[Key, int]], owner: object, /
     ) -> Sequence[Reservation | Refusal]:
         """Promise memory for values of the given lengths, evicting if that helps; grants in order."""
-        ...
 
     def commit(self, reservation: Reservation, identity: bytes, /) -> bool:
         """Make a filled value visible. False: the reservation was aborted meanwhile."""
-        ...
 
     def abort(self, reservation: Reservation, /) -> None:
         """Give the memory back; idempotent."""
-        ...
 
     def lease(self, keys: Sequence[Key], owner: object, /) -> Sequence[Lease | None]:
         """Lease those values that are visible."""
-        ...
 
     def release(self, leases: Sequence[Lease | None], /) -> None: ...
 
     def lengths(self, keys: Sequence[Key], /) -> Sequence[int | None]:
         """Length of each visible value, without touching or leasing it."""
-        ...
 
     def drop(self, keys: Sequence[Key], /) -> int:
         """Make values invisible at once; their memory returns when the last lease ends. Counts what was there."""
-        ...
 
     def scan(self, after: int, limit: int, /) -> tuple[Sequence[tuple[Key, int]], int | None]:
         """Keys and lengths of visible values from ``after`` on (0 first), and where to go on, or None."""
-        ...
 
     def usage(self) -> tuple[int, int]:
         """Bytes that are not free, padding included, and the number of visible values."""
-        ...
 
     def close(self) -> None: ...

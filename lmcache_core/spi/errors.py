@@ -55,13 +55,7 @@ class BackendError(LMCacheError):
     retryable: bool = False
 
     def __init__(
-        self,
-        message: str,
-        /,
-        *,
-        retryable: bool | None = None,
-        operation: str = "",
-        tier: str = "",
+        self, message: str, /, *, retryable: bool | None = None, operation: str = "", tier: str = ""
     ) -> None:
         super().__init__(message)
         if retryable is not None:

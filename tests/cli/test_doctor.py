@@ -175,7 +175,7 @@ class Pooled(MemoryBackend):
         self._pool.close()
 
 
-def test_a_resident_tier_is_tried_in_place() -> None:
+def test_a_resident_tier_gets_memory_for_the_trial() -> None:
     assert tried(Pooled).found.endswith("(16 values of 1024 KiB)")
 
 
