@@ -160,15 +160,19 @@ class Cache:
         """(tier, bytes, chunks) in lookup order."""
         if isinstance(self.storage, DaemonClient):
             return self.storage.usage()
+        manager = self.storage.manager
+        manager.measure()
         snapshot = self.metrics.snapshot()
-        names = [self.storage.manager.context.tier, *(t.name for t in self.storage.manager.tiers)]
         return [
-            (
-                name,
-                int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
-                int(snapshot.total("lmcache_tier_chunks", tier=name)),
-            )
-            for name in names
+            (manager.context.tier, *manager.pool.usage()),
+            *(
+                (
+                    tier.name,
+                    int(snapshot.total("lmcache_tier_resident_bytes", tier=tier.name)),
+                    int(snapshot.total("lmcache_tier_chunks", tier=tier.name)),
+                )
+                for tier in manager.tiers
+            ),
         ]
 
     def _adopt(self) -> None:

@@ -1,0 +1,118 @@
+"""One process's part of the demo: questions in, answers and what they cost out.
+
+Run as a module it reads a ``Job`` as JSON from standard input and writes its ``Phase`` to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmcache_core.engine import Cache
+from lmcache_engine_transformers.cached import CachedModel, Stopwatch
+from lmcache_engine_transformers.demo.model import load
+
+TOKENS = 32
+"""Length of every answer, at least and at most."""
+WARM_UP = (
+    "The quick brown fox jumps over the lazy dog, and then it does so once more, somewhat slower. "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to ask and how.
+
+    Attributes:
+        model: folder.
+        settings: configuration of the cache.
+        prompts: token ids of each.
+    """
+
+    model: str
+    dtype: str
+    settings: dict[str, Any]
+    prompts: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer; seconds to its first token, and those of them and later ones in the cache's own code."""
+
+    ids: list[int]
+    first_token: float
+    reused: int = 0
+    own: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Answers under one condition, and where chunks were found: tier to chunks."""
+
+    answers: list[Answer]
+    hits: dict[str, int] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+
+
+def ask(model: Any, prompt: Sequence[int], /, *, tokens: int = TOKENS) -> Answer:
+    """The answer of a plain or cached model, greedily."""
+    import torch
+
+    watch, began = Stopwatch(), time.perf_counter()
+    ids = torch.tensor([list(prompt)], device=model.device)
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        logits_processor=[watch],
+    )
+    first = (watch.first or time.perf_counter()) - began
+    answer = output[0, len(prompt) :].tolist()
+    if isinstance(model, CachedModel):
+        return Answer(answer, first, model.last.reused[0], model.last.own)
+    return Answer(answer, first)
+
+
+def warm_up(tokenizer: Any, model: Any, /) -> None:
+    """Pay once for what the first call of a process costs, on a text that fills no chunk."""
+    ask(model, tokenizer(WARM_UP).input_ids, tokens=2)
+
+
+def through(
+    cache: Cache, model: Any, prompts: Sequence[Sequence[int]], /, *, tokens: int = TOKENS,
+    step: Callable[[], None] = lambda: None,
+) -> Phase:  # fmt: skip
+    """Ask a cached model and tell what each tier contributed."""
+    before = _found(cache)
+    answers = []
+    for prompt in prompts:
+        answers.append(ask(model, prompt, tokens=tokens))
+        step()
+    hits = {tier: count - before.get(tier, 0) for tier, count in _found(cache).items()}
+    cache.flush()
+    return Phase(answers, hits, {name: nbytes for name, nbytes, _ in cache.usage()})
+
+
+def _found(cache: Cache) -> dict[str, int]:
+    snapshot, found = cache.metrics.snapshot(), "lmcache_tier_hit_chunks_total"
+    return {dict(s.labels)["tier"]: int(s.value) for s in snapshot.matching(found)}
+
+
+def run(job: Job, /) -> Phase:
+    """Everything in a process that starts with an empty memory."""
+    tokenizer, plain = load(Path(job.model), job.dtype)
+    with Cache.from_config(job.settings) as cache:
+        model = CachedModel(plain, cache)
+        warm_up(tokenizer, model)
+        return through(cache, model, job.prompts)
+
+
+if __name__ == "__main__":
+    json.dump(asdict(run(Job(**json.load(sys.stdin)))), sys.stdout)
