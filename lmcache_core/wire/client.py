@@ -25,6 +25,8 @@ from lmcache_core.wire.records import MOST_KEYS
 T = TypeVar("T", bound=records.Message)
 _REASONS = {reason.value: reason for reason in Reason}
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
+Handle = tuple[bytes, int, tuple[Key, ...], bytes, bytes]
+"""Dispatched leases as they travel to the ranks: boot id, grant, keys, packed extents, identities."""
 _SLACK = 0.9
 """Share of a call's time that the daemon is given."""
 
@@ -153,6 +155,37 @@ class DaemonClient(Connections):
             for batch, positions in parts.values():
                 batch.end(positions)
         self.nudge()
+
+    def dispatch(self, engine: str, leases: RemoteLeases, /) -> Handle | None:
+        """Hand leases to all ranks of an engine, which read and release them by themselves (``adopt``).
+
+        They are not this process's any more. Returns what the ranks need; None when the daemon is gone.
+        """
+        with suppress(BackendError):
+            until = self._until(None)
+            with self.link(until) as (link, home):
+                if home is leases.home and leases.grant in home.held:
+                    link.post(records.Dispatch(engine, [leases.grant]), until)
+                    with home.lock:
+                        home.held.discard(leases.grant)
+                    words = leases.words.tobytes()
+                    return (home.boot, leases.grant, tuple(leases.keys), words, leases.identities)
+        return None
+
+    def adopt(self, handle: Handle, /) -> RemoteLeases | None:
+        """Leases that were dispatched to this rank; None when they lie in memory that is not mapped here."""
+        boot, grant, keys, words, identities = handle
+        home = self.home
+        if home is None or home.boot != boot:
+            return None
+        if not home.knows(words):
+            with suppress(BackendError), self.link(self._until(None)) as (link, _):
+                self.fetch(link, home, self._until(None))
+        if not home.knows(words):
+            return None
+        with home.lock:
+            home.held.add(grant)
+        return RemoteLeases(home, grant, keys, words, identities)
 
     def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
         until = self._until(deadline)

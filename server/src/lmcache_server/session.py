@@ -8,6 +8,7 @@ new connection, or until its pidfd proves that it is gone. Clients that only str
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,6 +46,8 @@ class Session:
         self.connections: set[Connection] = set()
         self.leases: dict[int, Sequence[Lease | None]] = {}
         self.reservations: dict[int, Reservation | Shared] = {}
+        self.early: deque[int] = deque(maxlen=1000)
+        """Releases of unknown leases: a rank may be done before the dispatch to it was read."""
 
     @property
     def empty(self) -> bool:
@@ -110,6 +113,8 @@ class Sessions:
             leases = session.leases.pop(grant, None)
             if leases is not None:
                 self.manager.release(leases)
+            else:
+                session.early.append(grant)
         for grant, positions in parts:
             leases = session.leases.get(grant)
             if leases is not None:

@@ -273,7 +273,8 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
         leases = session.leases.get(grant)
         if leases is None or not ranks:
             continue
-        shared = {rank: daemon.manager.pool.share(leases, rank) for rank in ranks}
+        left = [rank for rank in ranks if grant not in rank.early]
+        shared = {rank: daemon.manager.pool.share(leases, rank) for rank in left}
         daemon.manager.release(session.leases.pop(grant))
         for rank, each in shared.items():
             rank.leases[grant] = each

@@ -1,0 +1,141 @@
+"""Engines of several ranks: one key space, chunks filled together, leases that belong to the ranks."""
+
+import hashlib
+
+import pytest
+
+from lmcache_core import frame, ops
+from lmcache_core.identity.space import ROOT_TAG, SPACE_TAG
+from lmcache_core.spi import ConfigError, Refusal
+from lmcache_core.wire import records, replies
+from tests.wire.daemons import Daemon, describe, key, wait_for
+
+HALF = 8192
+FORM = records.Form(
+    room=frame.header_nbytes(2), dtype="uint8", tokens=256, planes=1, heads=2, head_dim=0,
+    interior="page", segments=[(0, 0, 1, HALF), (0, 1, 2, HALF)],
+)  # fmt: skip
+WHOLE = FORM.room + 2 * HALF
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("d"), "--arena-mode", "shared-rw") as found:
+        yield found
+
+
+@pytest.fixture
+def ranks(daemon):
+    clients = [daemon.client(name=f"rank {n}") for n in range(2)]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def register(client, rank, *, engine="e", ranks=2, space=b"space", form=FORM):
+    return client.ask(
+        replies.Registered,
+        lambda id: records.Register(
+            id, engine, rank, ranks, space, [form] if rank >= 0 else [], [[rank]] if rank >= 0 else []
+        ),
+    )  # fmt: skip
+
+
+def half(client, reservation, rank):
+    """Fill this rank's segment; its digest."""
+    begin = FORM.room + rank * HALF
+    part = reservation.view[begin : begin + HALF]
+    part[:] = bytes([65 + rank]) * HALF
+    return ops.digest(part, frame.seed_of(reservation.key))
+
+
+def reserve(client, number, engine="e"):
+    (held,) = client.reserve([(key(number), WHOLE)], None, engine=engine)
+    return held
+
+
+def test_root_is_told_when_all_ranks_agree(daemon, ranks):
+    scheduler = daemon.client(name="scheduler")
+    assert register(scheduler, -1).root == b""
+    assert register(ranks[0], 0).missing == [1]
+    with pytest.raises(ConfigError, match="layouts differ"):
+        register(ranks[1], 1, space=b"other")
+    told = register(ranks[1], 1)
+    assert told.root == hashlib.sha256(ROOT_TAG + b"space").digest()
+    assert told.space == hashlib.sha256(SPACE_TAG + b"space").digest()
+    assert register(scheduler, -1).root == told.root
+    with pytest.raises(ConfigError, match="has 2 ranks"):
+        register(scheduler, -1, ranks=4)
+    scheduler.close()
+
+
+def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    held = [reserve(client, 1) for client in ranks]
+    assert held[0].extent == held[1].extent
+    assert ranks[0].commit_parts([held[0]], [half(ranks[0], held[0], 0)]) == [True]
+    assert ranks[0].lookup([key(1)]).leading == 0
+    assert ranks[1].commit_parts([held[1]], [half(ranks[1], held[1], 1)]) == [True]
+    loaded = ranks[0].load([key(1)], None)
+    (lease,) = loaded.leases
+    header = frame.open_header(lease.view, key(1))
+    frame.verify(header, lease.view[header.nbytes :])
+    assert lease.view[header.nbytes :] == b"A" * HALF + b"B" * HALF
+    ranks[0].release(loaded.leases)
+
+
+def test_abort_by_one_rank_kills_the_chunk_and_frees_it_after_the_other(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    held = [reserve(client, 2) for client in ranks]
+    assert ranks[0].commit_parts([held[0]], [half(ranks[0], held[0], 0)]) == [True]
+    ranks[1].abort(held[1])
+    wait_for(lambda: describe(ranks[1])["memory"]["reserved"] == 0, 2)
+    assert ranks[0].lookup([key(2)]).leading == 0
+    memory = describe(ranks[0])["memory"]
+    assert memory["quarantined"] == memory["reserved"] == 0
+    again = reserve(ranks[0], 2)
+    assert not isinstance(again, Refusal)
+    ranks[0].abort(again)
+
+
+def test_memory_of_a_dead_chunk_waits_for_every_writer(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    held = [reserve(client, 3) for client in ranks]
+    ranks[0].abort(held[0])
+    wait_for(lambda: describe(ranks[0])["memory"]["quarantined"], 2)
+    assert ranks[1].commit_parts([held[1]], [half(ranks[1], held[1], 1)]) == [False]
+    assert describe(ranks[0])["memory"]["quarantined"] == 0
+
+
+def test_dispatched_leases_belong_to_the_ranks(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    for rank, client in enumerate(ranks):
+        held = reserve(client, 4)
+        client.commit_parts([held], [half(client, held, rank)])
+    scheduler = daemon.client()
+    loaded = scheduler.load([key(4)], None)
+    handle = scheduler.dispatch("e", loaded.leases)
+    described = wait_for(lambda: _leases(scheduler) == {"rank 0": 1, "rank 1": 1} and True, 2)
+    assert described
+    scheduler.close()
+    leases = [client.adopt(handle) for client in ranks]
+    for client, each in zip(ranks, leases, strict=True):
+        assert each[0].view[FORM.room :] == b"A" * HALF + b"B" * HALF
+        client.release(each)
+        client.flush()
+    wait_for(lambda: describe(ranks[0])["memory"]["leased"] == 0, 2)
+
+
+def _leases(client):
+    return {c["name"]: c["leases"] for c in describe(client)["clients"] if c["leases"]}
+
+
+def test_engine_is_forgotten_with_its_ranks(daemon, ranks):
+    register(ranks[0], 0, engine="short")
+    assert "short" in describe(ranks[1])["engines"]
+    ranks[0].close()
+    wait_for(lambda: "short" not in describe(ranks[1])["engines"], 2)
