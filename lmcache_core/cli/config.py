@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lmcache_core import config as settings
 from lmcache_core.cli.output import print_json, print_table, remark
 
 File = Annotated[Path | None, typer.Option("--config", help="Instead of LMCACHE_CONFIG_FILE.")]
@@ -26,14 +27,10 @@ def parse_changes(written: list[str], /) -> dict[str, str]:
 
 @app.command(help="Show every effective setting and where it came from; secrets are never shown.")
 def config(file: File = None, change: Change = None, as_json: Json = False) -> int:
-    from lmcache_core.config import load
-
-    effective = load(file, flags=parse_changes(change or []))
+    effective = settings.load(file, flags=parse_changes(change or []))
     if as_json:
-        settings = [
-            {"key": s.path, "value": s.value, "source": s.source} for s in effective.settings
-        ]
-        print_json({"settings": settings, "notes": effective.notes})
+        rows = [{"key": s.path, "value": s.value, "source": s.source} for s in effective.settings]
+        print_json({"settings": rows, "notes": effective.notes})
         return 0
     for note in effective.notes:
         remark(note)

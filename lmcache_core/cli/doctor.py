@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from lmcache_core import config as settings
+from lmcache_core.cli import machine
 from lmcache_core.cli.config import Change, File, Json, parse_changes
+from lmcache_core.cli.finding import Finding, State
 from lmcache_core.cli.output import print_records, remark
-
-if TYPE_CHECKING:
-    from lmcache_core.config import Effective
+from lmcache_core.cli.plugins import FAULTS, listing
+from lmcache_core.cli.roundtrip import round_trip
+from lmcache_core.config import Effective
+from lmcache_core.config.binding import shown
+from lmcache_core.spi import ByteSize
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-State = Literal["good", "note", "warning", "fault", "unreachable"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: what was looked at, how it is, and what to do where it is not good."""
-
-    about: str
-    state: State
-    found: str
-    remedy: str = ""
-
-    @classmethod
-    def judged(cls, good: bool, about: str, found: str, state: State, remedy: str) -> Finding:
-        """A finding that has this state and this remedy unless all is good."""
-        return cls(about, "good", found) if good else cls(about, state, found, remedy)
 
 
 @app.command(
@@ -43,12 +32,7 @@ def doctor(
     as_json: Json = False,
     timeout: Annotated[float, typer.Option(help="Most seconds for one tier.")] = 30.0,
 ) -> int:
-    from lmcache_core.cli import machine
-    from lmcache_core.cli.plugins import FAULTS, listing
-    from lmcache_core.cli.roundtrip import round_trip
-    from lmcache_core.config import load
-
-    effective = load(file, flags=parse_changes(change or []))
+    effective = settings.load(file, flags=parse_changes(change or []))
     remark("looking at the machine")
     findings = [*machine.system(), machine.native(), machine.torch()]
     remark("asking the plugins")
@@ -84,9 +68,6 @@ def memory(effective: Effective, limit: int, /) -> list[Finding]:
 
 def room(effective: Effective, /) -> list[Finding]:
     """Compare the limits of tiers with folders to what their file systems have left."""
-    from lmcache_core.config.binding import shown
-    from lmcache_core.spi import ByteSize
-
     found = []
     for tier in effective.config.tiers:
         written = getattr(tier.options, "path", None) if is_dataclass(tier.options) else None

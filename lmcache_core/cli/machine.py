@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmcache_core.cli.doctor import Finding
+from lmcache_core import ops
+from lmcache_core.cli.finding import Finding
 from lmcache_core.memory.limits import available, text
 
 ROOT = Path("/")
@@ -76,8 +77,6 @@ def huge_pages(root: Path = ROOT) -> Finding:
 
 def native() -> Finding:
     """Which implementation of the byte operations runs."""
-    from lmcache_core import ops
-
     found = ops.implementation()
     remedy = "install lmcache-native; without it copies are several times slower"
     return Finding.judged(found.startswith("native"), "byte operations", found, "warning", remedy)

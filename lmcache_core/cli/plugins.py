@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lmcache_core.cli.config import Json
 from lmcache_core.cli.output import print_records, remark
-
-if TYPE_CHECKING:
-    from lmcache_core.registry import Offer, Registry
+from lmcache_core.cli.scaffold import scaffold
+from lmcache_core.config import permissions
+from lmcache_core.registry import KINDS, Offer, Registry, install, joined, unavailable
+from lmcache_core.spi import Capabilities, PluginIncompatible, PluginLoadError, PluginUnavailable
 
 app = typer.Typer(
     add_completion=False,
@@ -53,8 +54,6 @@ def plugins(
     """List the plugins that are installed or could be."""
     if context.invoked_subcommand is not None:
         return 0
-    from lmcache_core.config import permissions
-
     lines = listing(permissions(file), probe=probe)
     print_records(lines, as_json=as_json)
     if not (probe or as_json):
@@ -77,9 +76,6 @@ def verify(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lmcache_core"):
             raise
-        from lmcache_core.registry import install
-        from lmcache_core.spi import PluginUnavailable
-
         raise PluginUnavailable(f"the kit needs {error.name}: {install('testing')}") from error
     return int(run(name, config=file, only=only, as_json=as_json))
 
@@ -91,8 +87,6 @@ def new(
     into: Annotated[Path, typer.Option("--into", help="Folder to make it in.")] = Path(),
 ) -> int:
     """Start a plugin from the template, with its tests."""
-    from lmcache_core.cli.scaffold import scaffold
-
     folder = scaffold(kind, name, into)
     remark(f"made {folder}; next: pip install -e {folder} && lmcache plugins verify {name}")
     print(folder)
@@ -101,8 +95,6 @@ def new(
 
 def listing(registry: Registry, /, *, probe: bool = False) -> list[Listed]:
     """Everything installed or in the catalogue; with ``probe`` each allowed plugin is imported and asked."""
-    from lmcache_core.registry import KINDS
-
     lines = []
     for kind in KINDS:
         offers = sorted(registry.offers(kind), key=lambda offer: (offer.name, offer.target))
@@ -118,8 +110,6 @@ def listing(registry: Registry, /, *, probe: bool = False) -> list[Listed]:
 
 
 def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) -> Listed:
-    from lmcache_core.registry import joined
-
     rivals = [
         o for o in offers
         if o.name == offer.name and o.target != offer.target and registry.refusal(o) is None
@@ -137,9 +127,6 @@ def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) ->
 
 def ask(registry: Registry, offer: Offer, /) -> tuple[str, str, tuple[str, ...]]:
     """Import one plugin: its state, the reason, and what its class declares."""
-    from lmcache_core.registry import unavailable
-    from lmcache_core.spi import PluginIncompatible, PluginLoadError
-
     try:
         found = registry.import_offer(offer)
         reason = unavailable(found, f"{offer.kind} {offer.name!r}")
@@ -152,17 +139,11 @@ def ask(registry: Registry, offer: Offer, /) -> tuple[str, str, tuple[str, ...]]
 
 def capabilities_of(found: Any, /) -> tuple[str, ...]:
     """What a class declares for all its instances; empty when only instances know."""
-    from lmcache_core.spi import Capabilities
-
     declared = getattr(found, "capabilities", None)
     if not isinstance(declared, Capabilities):
         return ()
-    plain = Capabilities()
-    changed = {
-        name: value
-        for name in Capabilities.__dataclass_fields__
-        if (value := getattr(declared, name)) != getattr(plain, name)
-    }
+    plain = asdict(Capabilities())
+    changed = {name: v for name, v in asdict(declared).items() if v != plain[name]}
     return tuple(name if v is True else f"{name}={_text(v)}" for name, v in changed.items())
 
 

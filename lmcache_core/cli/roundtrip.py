@@ -9,10 +9,11 @@ import random
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lmcache_core import frame
-from lmcache_core.cli.doctor import Finding, State
+from lmcache_core.cli.finding import Finding, State
+from lmcache_core.config import Effective, TierConfig
 from lmcache_core.observers import Metrics
 from lmcache_core.registry import said
 from lmcache_core.spi import (
@@ -33,9 +34,6 @@ from lmcache_core.spi import (
     Unavailable,
 )
 from lmcache_core.storage.build import Builder, default_context
-
-if TYPE_CHECKING:
-    from lmcache_core.config import Effective, TierConfig
 
 COUNT, NBYTES = 16, 1 << 20
 POOL = ByteSize(COUNT * NBYTES * 4)

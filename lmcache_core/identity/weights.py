@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +22,8 @@ SAMPLES = 256
 TABLE_LIMIT = 64 << 20
 
 
-def weights_fingerprint(folder: Path, *, cache: Path | None = None) -> bytes:
+def weights_fingerprint(folder: Path) -> bytes:
     """32 bytes that stand for the weights in a folder.
-
-    Args:
-        cache: JSON file that remembers files by (device, inode, size, mtime); made when absent.
-            Only ever a saving: damaged or unwritable is as good as none.
 
     Raises:
         FileNotFoundError: the folder holds no tensor file.
@@ -38,18 +33,11 @@ def weights_fingerprint(folder: Path, *, cache: Path | None = None) -> bytes:
     if not paths:
         wanted = ", ".join(SUFFIXES)
         raise FileNotFoundError(f"no tensor file in {folder} (expected one of {wanted})")
-    known = _read_cache(cache)
-    seen: dict[str, str] = {}
     state = hashlib.sha256(WEIGHTS_TAG)
     for path in paths:
-        stat = path.stat()
-        stamp = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
-        digest = known.get(stamp) or _file_digest(path, stat.st_size).hex()
-        seen[stamp] = digest
+        size = path.stat().st_size
         name = path.relative_to(folder).as_posix().encode()
-        state.update(struct.pack("<IQ", len(name), stat.st_size) + name + bytes.fromhex(digest))
-    if cache is not None and not seen.items() <= known.items():
-        _write_cache(cache, known | seen)
+        state.update(struct.pack("<IQ", len(name), size) + name + _file_digest(path, size))
     return state.digest()
 
 
@@ -82,20 +70,3 @@ def _samples(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int, int]]
             return
     for i in range(SAMPLES):
         yield max(0, size - SAMPLE_NBYTES) * i // (SAMPLES - 1), SAMPLE_NBYTES
-
-
-def _read_cache(cache: Path | None) -> dict[str, str]:
-    try:
-        found = json.loads(cache.read_bytes()) if cache is not None else {}
-        return {str(k): v for k, v in found.items() if len(bytes.fromhex(v)) == 32}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _write_cache(cache: Path, entries: dict[str, str]) -> None:
-    temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(entries, sort_keys=True))
-        temporary.replace(cache)
-    except OSError:
-        temporary.unlink(missing_ok=True)

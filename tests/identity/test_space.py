@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -244,26 +245,14 @@ def test_fingerprint_follows_content_and_names_not_times(tmp_path: Path) -> None
     assert len({a, c, d}) == 3
 
 
-def test_fingerprint_of_a_large_file_reads_little_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprint_of_a_large_file_reads_little_of_it(tmp_path: Path) -> None:
     for name in ("sparse.bin", "lying.safetensors"):
         with (tmp_path / name).open("wb") as file:
             file.write((1 << 40).to_bytes(8, "little"))
             file.truncate(8 << 30)
-    cache = tmp_path / "cache.json"
-    first = weights_fingerprint(tmp_path, cache=cache)
-    monkeypatch.setattr("lmcache_core.identity.weights._file_digest", None)
-    assert weights_fingerprint(tmp_path, cache=cache) == first
-
-
-@pytest.mark.parametrize("damage", ["", "[]", '{"1:2:3:4": 5}', '{"1:2:3:4": "zz"}'])
-def test_a_damaged_cache_of_fingerprints_is_ignored(tmp_path: Path, damage: str) -> None:
-    (tmp_path / "m.bin").write_bytes(b"x" * 100)
-    (tmp_path / "cache.json").write_text(damage)
-    assert weights_fingerprint(tmp_path, cache=tmp_path / "cache.json") == weights_fingerprint(
-        tmp_path
-    )
+    before = time.process_time()
+    weights_fingerprint(tmp_path)
+    assert time.process_time() - before < 2  # all of it would take several times as long
 
 
 def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
