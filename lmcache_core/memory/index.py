@@ -113,7 +113,7 @@ class Index:
         self._table[slot] = table
         self.nbytes[slot] = nbytes
         self.flags[slot] = 0
-        self.tenants[slot] = intern(tenant)
+        self.tenants[slot] = intern(str(tenant))
         self.expires[slot] = expires
         start = slot * IDENTITY_NBYTES
         assert len(identity) == IDENTITY_NBYTES

@@ -97,20 +97,15 @@ class Ledger:
         slots = {slot for batch in batches for slot in batch.slots if slot >= 0}
         return sum(slab.size for slab in [*slabs, *map(self.index.places.__getitem__, slots)])
 
-    def hold(
-        self, key: Key, nbytes: int, place: tuple[Slab, int], owner: object, state: State,
-        tenant: str = "", cost: float = 1.0, fingerprint: int = 0,
-    ) -> Held:  # fmt: skip
-        """Promise an extent that was found for it."""
-        held = Held(self.arena, key, nbytes, *place, owner, state, tenant, cost, fingerprint)
-        size = place[0].size
-        self.sums[state] += size
-        self.internal += size - nbytes
-        if state is _RESERVED:
-            self.usages[tenant] = self.usages.get(tenant, 0) + size
-            self.pending[key] = held
+    def enter(self, held: Held) -> None:
+        """Take memory that was just found into the books."""
+        size = held.slab.size
+        self.sums[held.state] += size
+        self.internal += size - held.nbytes
+        if held.state is _RESERVED:
+            self.usages[held.tenant] = self.usages.get(held.tenant, 0) + size
+            self.pending[held.key] = held
         self._give(held)
-        return held
 
     def place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
         """Find a free extent with real memory behind it."""

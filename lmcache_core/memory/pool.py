@@ -88,7 +88,7 @@ class Pool(Ledger):
         batch that are present are never evicted for it.
         """
         answers: list[Held | Refusal] = []
-        leases = self.index.leases
+        leases, arena = self.index.leases, self.arena
         with self._lock:
             slots = self.visible([key for key, _ in wants])
             present = [slot for slot in slots if slot >= 0]
@@ -113,9 +113,9 @@ class Pool(Ledger):
                     elif (place := self.find_room(size)) is None:
                         answer = refused = Refusal.FULL
                     else:
-                        answer = self.hold(
-                            key, nbytes, place, owner, State.RESERVED, tenant, cost, mark
-                        )
+                        state = State.RESERVED
+                        answer = Held(arena, key, nbytes, *place, owner, state, tenant, cost, mark)
+                        self.enter(answer)
                     answers.append(answer)
             finally:
                 for slot in present:
@@ -186,7 +186,9 @@ class Pool(Ledger):
                 elif (place := self.place(self.staging_slabs, size)) is None:
                     answers.append(Refusal.FULL)
                 else:
-                    answers.append(self.hold(NO_KEY, nbytes, place, owner, State.STAGING))
+                    held = Held(self.arena, NO_KEY, nbytes, *place, owner, State.STAGING)
+                    self.enter(held)
+                    answers.append(held)
         return answers
 
     def lease(self, keys: Sequence[Key], owner: object, /, *, touch: bool = True) -> Leases:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lmcache_core.spi.context import FileStatus
@@ -94,13 +95,11 @@ class SimFiles:
         """Paths that are open now; empty when nothing leaks."""
         return sorted(found.path for found in self._open.values())
 
-    # System calls. Each announces itself, then acts under the disk's mutex.
+    # System calls.
 
     def open(self, path: str, flags: int, mode: int = 0o600, /) -> int:
-        self._enter("open", path)
-        with self.disk.mutex:
-            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self._writable(path)
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        with self._call("open", path, writes=writes):
             if flags & os.O_DIRECT and not self.disk.direct:
                 raise OSError(errno.EINVAL, "Invalid argument", path)
             try:
@@ -127,15 +126,13 @@ class SimFiles:
             return self._next
 
     def close(self, descriptor: int, /) -> None:
-        self._enter("close", self._path(descriptor))
-        with self.disk.mutex:
+        with self._call("close", descriptor):
             self._close(descriptor)
 
     def preadv(self, descriptor: int, views: Sequence[memoryview], offset: int, /) -> int:
-        short = self._enter("preadv", self._path(descriptor), sum(v.nbytes for v in views))
-        with self.disk.mutex:
+        room = sum(view.nbytes for view in views)
+        with self._call("preadv", descriptor, room) as short:
             node = self._transfer(descriptor, views, offset)
-            room = sum(view.nbytes for view in views)
             if short and room > SECTOR:
                 room = (
                     self.disk.random.randrange(1, room // SECTOR) * SECTOR if room > 1024 else 512
@@ -151,43 +148,34 @@ class SimFiles:
     def pwritev(self, descriptor: int, views: Sequence[memoryview], offset: int, /) -> int:
         nbytes = sum(view.nbytes for view in views)
         try:
-            short = self._enter("pwritev", self._path(descriptor), nbytes)
+            with self._call("pwritev", descriptor, nbytes, writes=True) as short:
+                self._transfer(descriptor, views, offset)
+                data = b"".join(views)
+                if short and nbytes > SECTOR:
+                    data = data[: self.disk.random.randrange(1, -(-nbytes // SECTOR)) * SECTOR]
+                return self._write(descriptor, data, offset)
         except SimCrash:
             if self.crash_at == self.calls - 1 and descriptor in self._open:
                 part = self.disk.random.randrange(nbytes // SECTOR + 1) * SECTOR
                 self._write(descriptor, b"".join(views)[:part], offset)
             raise
-        with self.disk.mutex:
-            self._writable(self._path(descriptor))
-            self._transfer(descriptor, views, offset)
-            data = b"".join(views)
-            if short and nbytes > SECTOR:
-                data = data[: self.disk.random.randrange(1, -(-nbytes // SECTOR)) * SECTOR]
-            return self._write(descriptor, data, offset)
 
     def allocate(self, descriptor: int, nbytes: int, /) -> None:
-        self._enter("allocate", self._path(descriptor))
-        with self.disk.mutex:
-            self._writable(self._path(descriptor))
+        with self._call("allocate", descriptor, writes=True):
             node = self._open[descriptor].node
             if self.disk.grow(node, nbytes) < nbytes:
                 raise OSError(self.disk.full_error, os.strerror(self.disk.full_error))
 
     def truncate(self, descriptor: int, nbytes: int, /) -> None:
-        self._enter("truncate", self._path(descriptor))
-        with self.disk.mutex:
-            self._writable(self._path(descriptor))
+        with self._call("truncate", descriptor, writes=True):
             self._resize(self._open[descriptor].node, nbytes)
 
     def sync(self, descriptor: int, /) -> None:
-        self._enter("sync", self._path(descriptor))
-        with self.disk.mutex:
+        with self._call("sync", descriptor):
             self._open[descriptor].node.settle()
 
     def rename(self, source: str, target: str, /) -> None:
-        self._enter("rename", target)
-        with self.disk.mutex:
-            self._writable(target)
+        with self._call("rename", target, writes=True):
             node = self.disk.find(source)
             folder, name = self.disk.parent(target)
             replaced = folder.entries.get(name)
@@ -198,9 +186,7 @@ class SimFiles:
                 self.disk.forget(replaced)
 
     def link(self, source: str, target: str, /) -> None:
-        self._enter("link", target)
-        with self.disk.mutex:
-            self._writable(target)
+        with self._call("link", target, writes=True):
             if not self.disk.links:
                 raise PermissionError(errno.EPERM, "Operation not permitted", target)
             node = self.disk.find(source)
@@ -210,8 +196,7 @@ class SimFiles:
             folder.bind(name, node)
 
     def unlink(self, path: str, /) -> None:
-        self._enter("unlink", path)
-        with self.disk.mutex:
+        with self._call("unlink", path):
             node = self.disk.find(path)
             if node.kind == "folder":
                 raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
@@ -221,8 +206,7 @@ class SimFiles:
             self.disk.forget(node)
 
     def mkdir(self, path: str, mode: int = 0o700, /) -> None:
-        self._enter("mkdir", path)
-        with self.disk.mutex:
+        with self._call("mkdir", path):
             folder, name = self.disk.parent(path)
             if name in folder.entries:
                 raise FileExistsError(errno.EEXIST, "File exists", path)
@@ -230,8 +214,7 @@ class SimFiles:
             folder.bind(name, self.disk.node("folder"))
 
     def list(self, path: str, /) -> Sequence[str]:
-        self._enter("list", path)
-        with self.disk.mutex:
+        with self._call("list", path):
             node = self.disk.find(path)
             if node.kind != "folder":
                 raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
@@ -240,28 +223,38 @@ class SimFiles:
             return names
 
     def status(self, path: str, /) -> FileStatus:
-        self._enter("status", path)
-        with self.disk.mutex:
+        with self._call("status", path):
             return describe(self.disk.find(path))
 
     def status_of(self, descriptor: int, /) -> FileStatus:
-        self._enter("status_of", self._path(descriptor))
-        with self.disk.mutex:
+        with self._call("status_of", descriptor):
             return describe(self._open[descriptor].node)
 
     def free(self, path: str, /) -> int:
-        self._enter("free", path)
-        return self.disk.capacity - self.disk.used
+        with self._call("free", path):
+            return self.disk.capacity - self.disk.used
 
     def lock(self, descriptor: int, /) -> bool:
-        self._enter("lock", self._path(descriptor))
-        with self.disk.mutex:
+        with self._call("lock", descriptor):
             found = self._open[descriptor]
             return self.disk.locks.setdefault(found.node.number, found) is found
 
     # What they share.
 
-    def _enter(self, call: str, path: str, nbytes: int = 0) -> bool:
+    @contextmanager
+    def _call(
+        self, call: str, where: str | int, nbytes: int = 0, *, writes: bool = False
+    ) -> Iterator[bool]:
+        """Announce a call on a path or descriptor, then hold the mutex; gives whether to fall short."""
+        found = self._open.get(where) if isinstance(where, int) else None
+        path = where if isinstance(where, str) else found.path if found else ""
+        short = self._enter(call, path, nbytes)
+        with self.disk.mutex:
+            if writes:
+                self._writable(path)
+            yield short
+
+    def _enter(self, call: str, path: str, nbytes: int) -> bool:
         """Count, crash, delay, hang or fail; tell whether the transfer is to be short."""
         with self.disk.mutex:
             self.calls += 1
@@ -281,10 +274,6 @@ class SimFiles:
         if rule.code:
             raise OSError(rule.code, os.strerror(rule.code), path)
         return rule.short
-
-    def _path(self, descriptor: int) -> str:
-        found = self._open.get(descriptor)
-        return "" if found is None else found.path
 
     def _writable(self, path: str) -> None:
         if self.disk.read_only:

@@ -152,3 +152,16 @@ def test_window_asks_about_each_slab_once_however_many_cannot_move() -> None:
 
     assert slabs.window(6 * PAGE, stuck) is None
     assert len(asked) == len(set(asked)) == len(list(slabs.slabs()))
+
+
+def test_extents_lie_right_beyond_16_tib() -> None:
+    """4-byte columns count slots and positions, never bytes or pages."""
+    slabs = Slabs(64 << 20)
+    slabs.add_segment(0, 20 << 40)
+    assert slabs.carve(17 << 40) is not None
+    big = slabs.take(17 << 40)
+    place = take(slabs, PAGE)
+    assert big is not None
+    assert place is not None
+    assert start(place) == 17 << 40
+    slabs.check()
