@@ -7,6 +7,7 @@ the protocol, and a turn that takes longer than a millisecond shows in ``describ
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
@@ -119,7 +120,7 @@ class Daemon:
             for choice in config.observers
         ]
         events = Emitter(observers, metrics, log=self.log)
-        unix = self._listen_unix()
+        claim = self._claim()
         try:
             self.manager = await build(
                 config, registry, metrics=metrics,
@@ -128,12 +129,12 @@ class Daemon:
             )  # fmt: skip
             self.sessions = Sessions(self.manager, self._session_over)
             self.engines = Engines(self.manager, self.log.info)
-            self._serve(unix, local=True)
             if self.options.port:
                 for each in self._listen_tcp():
                     self._serve(each, local=False)
+            self._serve(self._listen_unix(), local=True)
         except BaseException:
-            unix.close()
+            os.close(claim)
             raise
         for number, call in (
             (signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload),
@@ -304,19 +305,31 @@ class Daemon:
 
     # -- sockets -------------------------------------------------------------------------------------------
 
-    def _listen_unix(self) -> socket.socket:
+    def _claim(self) -> int:
+        """Own the socket's path for as long as this process lives; returns what keeps it."""
         path = self.options.path
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(path)
-            raise ConfigError(f"another daemon serves {path}; stop it or choose another --socket")
+        claim = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(claim)
+            raise ConfigError(
+                f"another daemon serves {path}; stop it or choose another --socket"
+            ) from error
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise ConfigError(f"{path} is in the way: it is no socket")
             os.unlink(path)
+        return claim
+
+    def _listen_unix(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
         umask = os.umask(0o177)
         try:
-            listener.bind(path)
+            listener.bind(self.options.path)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"no socket at {self.options.path}: {error.strerror}") from error
         finally:
             os.umask(umask)
         listener.listen(_BACKLOG)

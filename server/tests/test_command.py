@@ -1,0 +1,181 @@
+"""``lmcache server`` as its operator meets it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lmcache_server.flags import FLAGS, Effect, page
+
+from tests.wire.daemons import (
+    PATIENCE,
+    Daemon,
+    check_leases,
+    describe,
+    identity_holds,
+    key,
+    store,
+    wait_for,
+)  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*flags, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "lmcache_core", "server", *flags],
+        capture_output=True, text=True, timeout=30, **options,
+    )  # fmt: skip
+
+
+def test_banner_says_what_serves_where(tmp_path):
+    with Daemon(
+        tmp_path, "--l2-disk-path", str(tmp_path / "kv"), "--l2-disk-size-gb", "0.1"
+    ) as daemon:
+        wait_for(lambda: "tier disk" in daemon.log.read_text(), 5)
+        text = daemon.log.read_text()
+    assert f"serves on {daemon.path}" in text
+    assert "memory: 64 MiB, sealed; chunk_size 256" in text
+    assert re.search(r"tier disk: disk, .*, ready", text)
+
+
+def test_stop_flushes_and_the_next_start_has_it(tmp_path):
+    disk = ("--l2-disk-path", str(tmp_path / "kv"), "--l2-disk-size-gb", "0.1")
+    with Daemon(tmp_path, "--arena-mode", "shared-rw", *disk) as daemon:
+        client = daemon.client()
+        assert store(client, 1, 2) == [True, True]
+        client.close()
+        daemon.send(signal.SIGTERM)
+        assert daemon.child.wait(PATIENCE) == 0
+        assert not os.path.exists(daemon.path)
+        daemon.start()
+        client = daemon.client(timeout=5)
+        loaded = wait_for(lambda: (got := client.load([key(1), key(2)], None)).leases and got, 5)
+        check_leases(loaded.leases, [1, 2])
+        client.release(loaded.leases)
+        assert identity_holds(describe(client)["memory"])
+        client.close()
+
+
+def test_stop_comes_in_time_although_a_client_holds_on(tmp_path):
+    with Daemon(tmp_path, "--arena-mode", "shared-rw", "--drain-seconds", "1") as daemon:
+        client = daemon.client()
+        store(client, 1)
+        loaded = client.load([key(1)], None)
+        begun = time.monotonic()
+        daemon.send(signal.SIGTERM)
+        assert daemon.child.wait(PATIENCE) == 0
+        assert 0.8 < time.monotonic() - begun < 4
+        check_leases(loaded.leases, [1])
+        client.close()
+
+
+def test_hangup_reads_quotas_and_log_level_again(tmp_path):
+    config = tmp_path / "cache.yaml"
+    text = "tiers: [{cpu: {size: 64MiB}}]\n"
+    config.write_text(text)
+    with Daemon(tmp_path, "--config", str(config), "--arena-mode", "shared-rw") as daemon:
+        client = daemon.client()
+        config.write_text(text + "tenants: {small: {quota: 1MiB}}\n")
+        daemon.send(signal.SIGHUP)
+        wait_for(lambda: describe(client)["quotas"] == {"small": 1 << 20}, 5)
+        assert store(client, 5, nbytes=2 << 20, tenant="small") == []
+        config.write_text("tiers: nonsense\n")
+        daemon.send(signal.SIGHUP)
+        wait_for(lambda: "not reloaded" in daemon.log.read_text(), 5)
+        assert store(client, 6) == [True]
+        client.close()
+
+
+def test_daemonize_returns_when_it_serves(tmp_path):
+    path = str(tmp_path / "d.sock")
+    log = str(tmp_path / "log")
+    flags = ("--socket", path, "--port", "0", "--l1-size-gb", "0.03")
+    done = run("--daemonize", "--log-file", log, *flags)
+    assert done.returncode == 0, done.stderr
+    pid = int(re.search(r"pid (\d+)", Path(log).read_text())[1])
+    try:
+        assert os.getsid(pid) != os.getsid(0)
+        second = run("--daemonize", *flags)
+        assert second.returncode == 2 and "another daemon serves" in second.stderr
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not os.path.exists(path), 5)
+
+
+def test_pool_larger_than_the_machine_is_refused_with_what_fits():
+    done = run("--port", "0", "--l1-size-gb", "99999")
+    assert done.returncode == 2
+    assert re.search(r"the largest size that fits is \d+MiB", done.stderr)
+
+
+def test_pool_of_most_of_the_memory_serves_within_two_seconds(tmp_path):
+    available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1])
+    size = available * 3 / 4 / 2**20
+    begun = time.monotonic()
+    with Daemon(tmp_path, "--arena-mode", "shared-rw", size=f"{size:.3f}") as daemon:
+        client = daemon.client()
+        assert store(client, 1) == [True]
+        spent = time.monotonic() - begun
+        assert describe(client)["memory"]["populated"] < describe(client)["memory"]["capacity"]
+        client.close()
+    assert spent < 2 + 1.5  # starting Python on a busy machine
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.effect is Effect.REFUSED][:3])
+def test_refused_flags_say_why(flag):
+    value = ("x",) if flag.value else ()
+    done = run(flag.name, *value)
+    assert done.returncode == 2
+    assert flag.what in done.stderr
+
+
+def test_open_address_needs_a_token():
+    done = run("--host", "0.0.0.0", "--port", "6000")
+    assert done.returncode == 2 and "--token-file" in done.stderr
+
+
+def test_page_of_the_flags_is_up_to_date():
+    assert (ROOT / "docs/reference/server-flags.md").read_text() == page()
+
+
+def test_upstream_flags_are_all_known():
+    names = {flag.name for flag in FLAGS}
+    users_know = """--host --port --l1-size-gb --eviction-policy --chunk-size --l2-disk-path --l2-adapter
+        --http-host --http-port --config --transport --max-workers --l1-use-lazy --prometheus-port"""
+    assert set(users_know.split()) <= names
+
+
+@pytest.mark.skipif(
+    subprocess.run(
+        ["unshare", "-Ur", "-m", "-i", "-p", "-f", "true"], capture_output=True
+    ).returncode
+    != 0,
+    reason="no user namespaces here",
+)
+def test_client_in_namespaces_of_its_own_maps_the_memory(tmp_path):
+    """Other user, mount, ipc and pid namespace, no privileges: as in a container with the socket mounted."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.wire.daemons import *\n"
+        "client = DaemonClient('unix://' + sys.argv[1])\n"
+        "assert client.home is not None\n"
+        "assert store(client, 77) == [True]\n"
+        "loaded = client.load([key(77)], None)\n"
+        "check_leases(loaded.leases, [77])\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    with Daemon(tmp_path, "--arena-mode", "shared-rw") as daemon:
+        done = subprocess.run(
+            ["unshare", "-Ur", "-m", "-i", "-p", "-f", "--kill-child", sys.executable, "-c", script, daemon.path, str(ROOT)],
+            capture_output=True, text=True, timeout=30, cwd=ROOT,
+        )  # fmt: skip
+        assert "Error" not in done.stderr, done.stderr
+        client = daemon.client()
+        assert client.lookup([key(77)]).leading == 1
+        wait_for(lambda: describe(client)["memory"]["leased"] == 0, 2)
+        client.close()
