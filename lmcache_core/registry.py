@@ -6,13 +6,13 @@ misspelt, denied, conflicting, broken, incompatible; and a plugin may be *unavai
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core import __version__, spi
@@ -89,13 +89,6 @@ class Offer:
     def origin(self) -> str:
         return f"({self.dist} {self.version})".replace(" )", ")")
 
-    def import_target(self) -> Any:
-        module, _, attribute = self.target.partition(":")
-        found: Any = importlib.import_module(module)
-        for part in filter(None, attribute.split(".")):
-            found = getattr(found, part)
-        return found
-
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[Offer, ...]:
@@ -168,10 +161,9 @@ class Registry:
         found = self._loaded.get((kind, name))
         if found is None:
             found = self._loaded[kind, name] = self.import_offer(self._offer(kind, name))
-        if not anyway and (reason := unavailable(found, f"{KINDS[kind].noun} {name!r}")):
-            raise PluginUnavailable(
-                f"{KINDS[kind].noun} {name!r} is unavailable here, because {reason}"
-            )
+        what = f"{KINDS[kind].noun} {name!r}"
+        if not anyway and (reason := unavailable(found, what)):
+            raise PluginUnavailable(f"{what} is unavailable here, because {reason}")
         return found
 
     def offers(self, kind: str, /) -> list[Offer]:
@@ -189,7 +181,7 @@ class Registry:
 
     def _call(self, finder: Offer, kind: str) -> Mapping[str, str]:
         try:
-            names: Mapping[str, str] = finder.import_target()(kind)
+            names: Mapping[str, str] = resolve_name(finder.target)(kind)
         except Exception as error:  # named boundary: plugin code, loaded and called
             raise PluginLoadError(
                 f"finder {finder.name!r} {finder.origin} failed: {said(error)}; remove it or leave it out of {ENVIRONMENT}"
@@ -278,7 +270,7 @@ class Registry:
         kind = KINDS[offer.kind]
         what = f"{kind.noun} {offer.name!r} {offer.origin}"
         try:
-            found = offer.import_target()
+            found = resolve_name(offer.target)
         except Exception as error:  # named boundary: a plugin may raise anything when imported
             entry = self._entries(offer.kind).get(offer.name)
             needs = entry.needs if entry else ""
@@ -309,9 +301,8 @@ def unavailable(found: Any, what: str, /) -> str | None:
     try:
         reason: str | None = ask()
     except Exception as error:  # named boundary: plugin code
-        raise PluginLoadError(
-            f"{what} failed to say whether it works here: {said(error)}"
-        ) from error
+        problem = f"{what} failed to say whether it works here: {said(error)}"
+        raise PluginLoadError(problem) from error
     return reason
 
 

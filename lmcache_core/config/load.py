@@ -147,9 +147,8 @@ def _sources(
 ) -> Iterator[Tree]:
     named = path if path is not None else env.get(FILE_VARIABLE) or None
     if named is not None:
-        yield _file(
-            os.fspath(named), "" if path is not None else f"{FILE_VARIABLE} names ", env, notes
-        )
+        why = "" if path is not None else f"{FILE_VARIABLE} names "
+        yield _file(os.fspath(named), why, env, notes)
     for name in sorted(env):
         key = name.removeprefix(PREFIX).lower()
         if name.startswith(PREFIX) and not _not_a_setting(key, env[name]):
@@ -201,11 +200,8 @@ def _tier_items(
         for wanted, options in change.value.items():
             names = [_name_of(item) for item in found]
             if wanted not in names:
-                raise refuse(
-                    options,
-                    f"tiers.{wanted}",
-                    f"no such tier; there are: {', '.join(names) or 'none'}",
-                )
+                problem = f"no such tier; there are: {', '.join(names) or 'none'}"
+                raise refuse(options, f"tiers.{wanted}", problem)
             item = found[names.index(wanted)]
             ((plugin, old),) = item.value.items()
             changed = merge(table(old, wanted), table(options, f"tiers.{wanted}"))
