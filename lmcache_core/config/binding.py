@@ -66,15 +66,13 @@ class Binder:
         /,
         *,
         given: Mapping[str, object] | None = None,
-        also: Iterable[str] = (),
         hints: Mapping[str, str] | None = None,
     ) -> R:
         """Make a record of a mapping.
 
         Args:
             given: fields that are decided already.
-            also: further keys that are valid beside these, for suggestions.
-            hints: what to say about particular unknown keys.
+            hints: what to say about particular keys that are unknown here, and about keys like them.
 
         Raises:
             ConfigError: unknown or missing key, wrong type, or a value the record refuses.
@@ -85,7 +83,7 @@ class Binder:
         known = {f.name: f for f in fields(kind) if f.init and f.name not in values}  # type: ignore[arg-type]
         for key, value in mapping.items():
             if key not in known:
-                problem = f"unknown key; {_remedy(key, known, also, hints or {})}"
+                problem = f"unknown key; {_remedy(key, known, hints or {})}"
                 raise refuse(value, join(path, key), problem)
         for name, each in known.items():
             if name in mapping:
@@ -239,14 +237,11 @@ def shown(value: object, name: str = "", /) -> object:
     return value if isinstance(value, (bool, int, float, type(None))) else repr(value)
 
 
-def _remedy(key: str, known: Iterable[str], also: Iterable[str], hints: Mapping[str, str]) -> str:
+def _remedy(key: str, known: Iterable[str], hints: Mapping[str, str]) -> str:
     """What to say about a key that does not exist."""
-    if key in hints:
-        return hints[key]
-    if near := get_close_matches(key, [*known, *also], 1):
-        return f"did you mean {near[0]!r}?"
-    if near := get_close_matches(key, hints, 1):
-        return hints[near[0]]
+    near = [key] if key in hints else get_close_matches(key, [*known, *hints], 1)
+    if near:
+        return hints.get(near[0], f"did you mean {near[0]!r}?")
     return f"valid: {', '.join(sorted(known)) or 'none'}"
 
 

@@ -36,13 +36,17 @@ _OF_TIER = tuple(
     f.name for f in fields(TierConfig) if f.name not in ("plugin", "options", "policy_options")
 )
 _HINTS = {
+    **{name: f"did you mean {name!r}?" for name in ("tiers", "plugins", *_SECTIONS, *BY_KEY)},
     **{name: f"it belongs to a tier: tiers: [{{PLUGIN: {{{name}: ...}}}}]" for name in _OF_TIER},
     **{f.name: f"did you mean manager.{f.name}?" for f in fields(ManagerConfig)},
     **{f.name: f"did you mean plugins.{f.name}?" for f in fields(PluginsConfig)},
     "engine": "its keys stand at the top level",
     "enabled": "did you mean 'enable'?",
 }
-_HINTS_IN_TIER = {f.name: "it belongs at the top level" for f in fields(EngineConfig)}
+_HINTS_IN_TIER = {
+    **{f.name: "it belongs at the top level" for f in fields(EngineConfig)},
+    **{name: f"did you mean {name!r}?" for name in _OF_TIER},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,7 @@ def load(
     binder.registry = registry or Registry(environment=env, **asdict(plugins))
     short = {key: tree.pop(key) for key in TIER_KEYS if key in tree}
     sections = Item({key: tree.pop(key) for key in _SECTIONS if key in tree}, "configuration")
-    bound = binder.bind(
-        EngineConfig, Item(tree, "configuration"), "",
-        also=("tiers", "plugins", *_SECTIONS, *BY_KEY), hints=_HINTS,
-    )  # fmt: skip
+    bound = binder.bind(EngineConfig, Item(tree, "configuration"), "", hints=_HINTS)
     found = _tier_items(tiers, short, changes, binder.registry, notes)
     given = {"engine": bound, "plugins": plugins, "tiers": _tiers(binder, found, bound.exact)}
     config = binder.bind(Config, sections, "", given=given)
@@ -243,7 +244,7 @@ def _tier(binder: Binder, item: Item, exact: bool) -> TierConfig:
     inner = Binder()
     given: dict[str, Any] = {"plugin": plugin, "name": name, "policy_options": None}
     given["options"] = inner.bind(
-        backend.config_type, Item(theirs, written.origin), path, also=_OF_TIER, hints=_HINTS_IN_TIER
+        backend.config_type, Item(theirs, written.origin), path, hints=_HINTS_IN_TIER
     )
     both = {f"{path}.{key}" for key in _OF_TIER}
     binder.settings += [setting for setting in inner.settings if setting.path not in both]
