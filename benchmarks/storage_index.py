@@ -134,7 +134,7 @@ def measure(sizes: tuple[int, ...], laps: int) -> list[Row]:
                 )
             )
             rows.append(Row("index", index_nbytes(chunks), "bytes/chunk", 300))
-            rows.append(Row("index, slabs, generations, policy", nbytes, "bytes/chunk"))
+            rows.append(Row("index, slabs, generations, policy", nbytes, "bytes/chunk", 300))
             stores = 50 * BATCH
             begun = time.perf_counter()
             fill(pool, chunks, chunks + stores)

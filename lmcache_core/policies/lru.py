@@ -45,8 +45,8 @@ class LRU(EvictionPolicy):
     Insertion order: as most recent; the touch from leaf to root that follows makes roots younger
     than leaves. Deviations: hinted values are a list of their own until used, and leave only when
     that list is over its share or nothing else is left. Two miniature caches, one with and one
-    without hints, see a sample of all uses; while the one with hints misses more, hints have no
-    effect. 16 bytes a value, and 8 more for the sample.
+    without hints, see a sample of all uses from the first hint on; while the one with hints misses
+    more, hints have no effect. 16 bytes a value, and 8 more where there are hints.
     """
 
     config_type = LRUConfig
@@ -64,7 +64,7 @@ class LRU(EvictionPolicy):
 
     def insert(self, slot: int, fingerprint: int, nbytes: int, cost: float, /) -> None:
         self._order[slot] = nbytes
-        if self._hints and fingerprint % SAMPLED == 0:
+        if self._hinted_ever and fingerprint % SAMPLED == 0:
             self._sample[slot] = fingerprint
             self._measure(slot)
 
@@ -109,8 +109,6 @@ class LRU(EvictionPolicy):
 
     def _measure(self, slot: int) -> None:
         """Show a sampled use to both miniatures; now and then compare them."""
-        if not self._hinted_ever:
-            return
         for miniature in (self._plain, self._hinted):
             miniature.see(self._sample[slot], self._lists.nbytes(slot))
         self._uses += 1
