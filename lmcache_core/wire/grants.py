@@ -69,11 +69,13 @@ class Home:
         """
         if self.pid != os.getpid():
             raise Closed("memory of the daemon is not there after a fork")
+        if not extent.nbytes:
+            return memoryview(bytearray())
         return self._maps[extent.segment].view(extent)
 
     def current(self, extent: Extent) -> bool:
         """Whether the place still belongs to the value it was named for; ask again after the copy."""
-        return self._maps[extent.segment].current(extent)
+        return not extent.nbytes or self._maps[extent.segment].current(extent)
 
 
 class RemoteLease:
