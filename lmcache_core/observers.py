@@ -133,11 +133,6 @@ class Sample:
     value: float
     buckets: tuple[int, ...] = ()
 
-    @property
-    def count(self) -> int:
-        """Observations in a histogram."""
-        return sum(self.buckets)
-
 
 class Snapshot(tuple[Sample, ...]):
     """All values at one moment."""

@@ -121,20 +121,15 @@ def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) ->
     elif rivals:
         state, reason = "conflicting", f"also offered by {joined(o.dist for o in rivals)}"
     elif probe:
-        state, reason, capabilities = ask(registry, offer)
+        try:
+            found = registry.import_offer(offer)
+            reason = unavailable(found, f"{offer.kind} {offer.name!r}") or ""
+            state, capabilities = "unavailable" if reason else "ready", capabilities_of(found)
+        except PluginIncompatible as error:
+            state, reason = "incompatible", str(error)
+        except PluginLoadError as error:
+            state, reason = "broken", str(error)
     return Listed(offer.kind, offer.name, offer.dist, offer.version, state, reason, capabilities)
-
-
-def ask(registry: Registry, offer: Offer, /) -> tuple[str, str, tuple[str, ...]]:
-    """Import one plugin: its state, the reason, and what its class declares."""
-    try:
-        found = registry.import_offer(offer)
-        reason = unavailable(found, f"{offer.kind} {offer.name!r}")
-    except PluginIncompatible as error:
-        return "incompatible", str(error), ()
-    except PluginLoadError as error:
-        return "broken", str(error), ()
-    return ("unavailable" if reason else "ready"), reason or "", capabilities_of(found)
 
 
 def capabilities_of(found: Any, /) -> tuple[str, ...]:
