@@ -112,9 +112,7 @@ def linter_plugins(catalogue: Catalogue) -> str:
             'type = "independence"\n'
             "modules = [\n" + _listed(packages) + "]\n"
         )
-    plugins = list(
-        dict.fromkeys(row.package for row in _outside(catalogue) if row.kind != "engines")
-    )
+    plugins = list(dict.fromkeys(row.package for row in _plugins(catalogue)))
     if plugins:
         contracts.append(
             "[[tool.importlinter.contracts]]\n"
@@ -131,10 +129,21 @@ def linter_plugins(catalogue: Catalogue) -> str:
 
 def _commands(catalogue: Catalogue) -> str:
     """A command of the CLI stands on the core as the CLI does: its module, and ``checking`` beside it."""
-    modules = [row.object.split(":")[0] for row in _outside(catalogue) if row.kind == "commands"]
+    modules = [row.object.split(":")[0] for row in _plugins(catalogue) if row.kind == "commands"]
     pairs = [f"{module} -> lmcache_core.**" for module in modules]
     pairs += [f"{module.rpartition('.')[0]}.checking -> lmcache_core.frame" for module in modules]
+    # A tier that is another daemon stands on the daemon's client.
+    pairs += [
+        f"{row.package}.client -> lmcache_core.**"
+        for row in _plugins(catalogue)
+        if row.name == "lmcache"
+    ]
     return "ignore_imports = [\n" + _listed(pairs) + "]\n" if pairs else ""
+
+
+def _plugins(catalogue: Catalogue) -> list[Row]:
+    """What may use the contract only: neither engines nor the server, which stand on the whole core."""
+    return [row for row in _outside(catalogue) if row.kind != "engines" and row.path != "server"]
 
 
 def _outside(catalogue: Catalogue) -> list[Row]:

@@ -62,6 +62,16 @@ CATALOGUE: tuple[Entry, ...] = (
         needs="a folder on a file system that the nodes share",
     ),
     Entry(
+        kind="backends",
+        name="lmcache",
+        dist="lmcache-backend-lmcache",
+        path="backends/lmcache",
+        object="lmcache_backend_lmcache:LMCacheBackend",
+        extra="lmcache",
+        status="experimental",
+        needs="an lmcache server that can be reached",
+    ),
+    Entry(
         kind="policies",
         name="lru",
         dist="lmcache",
@@ -191,6 +201,15 @@ CATALOGUE: tuple[Entry, ...] = (
         path="backends/disk",
         object="lmcache_backend_disk.command:app",
         extra="disk",
+        status="experimental",
+    ),
+    Entry(
+        kind="commands",
+        name="server",
+        dist="lmcache-server",
+        path="server",
+        object="lmcache_server.command:app",
+        extra="server",
         status="experimental",
     ),
     Entry(

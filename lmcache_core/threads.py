@@ -81,9 +81,16 @@ class DaemonExecutor:
                 self._free -= 1
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function(*args))
+                    result = function(*args)
                 except BaseException as error:  # noqa: BLE001  # belongs to whoever waits
+                    del args  # before anybody is told: what was borrowed is given back
                     future.set_exception(error)
-            del future, function, args  # an idle thread keeps no borrowed memory alive
+                else:
+                    del args
+                    future.set_result(result)
+                    del result
+            else:
+                del args
+            del future, function  # an idle thread keeps no borrowed memory alive
             with self._changed:
                 self._free += 1
