@@ -311,9 +311,9 @@ class Ledger:
             self.staging_slabs.give(slab, position)
             return
         self.slabs.give(slab, position)
-        left = self.usages.pop(tenant) - size
-        if left:
-            self.usages[tenant] = left
+        self.usages[tenant] -= size
+        if not self.usages[tenant]:
+            del self.usages[tenant]
 
     def _forget(self, right: Held | Leases) -> None:
         record = self.owners.get(right.owner)

@@ -92,6 +92,7 @@ class Pool(Ledger):
         with self._lock:
             slots = self.visible([key for key, _ in wants])
             present = [slot for slot in slots if slot >= 0]
+            limited = self.quotas or self.default_quota is not None
             refused = Refusal.UNWANTED if self.frozen or self._barred(owner) else None
             for slot in present:
                 leases[slot] += 1  # no eviction of this very prefix; undone below
@@ -108,7 +109,7 @@ class Pool(Ledger):
                         answer = Refusal.TOO_LARGE
                     elif not self.policy.admit(mark := self.index.fingerprint(key), size):
                         answer = Refusal.UNWANTED
-                    elif not self.within_quota(tenant, size):
+                    elif limited and not self.within_quota(tenant, size):
                         answer = refused = Refusal.UNWANTED
                     elif (place := self.find_room(size)) is None:
                         answer = refused = Refusal.FULL

@@ -184,11 +184,17 @@ class _Order:
 
     def touch(self, slots: Sequence[int]) -> None:
         newer, slots = self._newer, [*slots]
-        if slots and [*map(newer.__getitem__, slots[:-1])] == slots[1:]:  # a prefix, as last time
-            self._move(slots[0], slots[-1])
+        if not slots:
             return
-        for slot in slots:
-            self._move(slot, slot)
+        first, last = slots[0], slots[-1]
+        if [*map(newer.__getitem__, slots[:-1])] != slots[1:]:  # not one prefix, as last time
+            last = first
+            for slot in slots[1:]:
+                if newer[last] != slot:
+                    self._move(first, last)
+                    first = slot
+                last = slot
+        self._move(first, last)
 
     def check(self) -> None:
         slots = [*self]
