@@ -20,6 +20,7 @@ from lmcache_core.spi.context import Context
 from lmcache_core.spi.errors import BackendError, Closed, Unavailable
 
 R = TypeVar("R")
+Done = Callable[[int, Any], None] | None
 
 
 class BackendAdapter(AbstractBackend):
@@ -35,16 +36,8 @@ class BackendAdapter(AbstractBackend):
         self._idle.set()
 
     @abstractmethod
-    async def _batch(
-        self,
-        operation: str,
-        batch: Sequence[Any],
-        screen: Callable[[Any], R | None],
-        failed: Callable[[BackendError], R],
-        done: Callable[[int, R], None] | None,
-        /,
-    ) -> Sequence[R]:
-        """Run every item that ``screen`` does not answer; memory is quiescent at the end (B5)."""
+    async def _batch(self, operation: str, batch: Sequence[Any], done: Done, /) -> list[Any]:
+        """Run every item that ``screen_load`` or ``screen_store`` lets pass; memory is quiescent at the end (B5)."""
 
     @abstractmethod
     async def _release(self) -> None:
@@ -57,13 +50,13 @@ class BackendAdapter(AbstractBackend):
         self, batch: Sequence[Load], /, *, done: LoadDone = None, deadline: float | None = None
     ) -> Sequence[Loaded]:
         self.check_open("load", batch)
-        return await self._batch("load", batch, self.screen_load, Loaded.failed, done)
+        return await self._batch("load", batch, done)
 
     async def store(
         self, batch: Sequence[Store], /, *, done: StoreDone = None, deadline: float | None = None
     ) -> Sequence[Stored]:
         self.check_open("store", batch)
-        return await self._batch("store", batch, self.screen_store, Stored.failed, done)
+        return await self._batch("store", batch, done)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -88,6 +81,11 @@ class BackendAdapter(AbstractBackend):
         if self._closed:
             raise Closed(f"{type(self).__name__} is closed", operation=operation)
         self.screen_batch(operation, batch)
+
+
+def failed(operation: str, error: BackendError, /) -> Loaded | Stored:
+    """The result of a load or store that failed."""
+    return Loaded.failed(error) if operation == "load" else Stored.failed(error)
 
 
 def attempt(operation: str, function: Callable[..., R], /, *args: Any) -> R:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from lmcache_core.spi.adapter import BackendAdapter, attempt
+from lmcache_core.spi.adapter import BackendAdapter, Done, attempt, failed
 from lmcache_core.spi.backend import Found, Load, Loaded, Store, Stored
 from lmcache_core.spi.context import Context
 from lmcache_core.spi.errors import BackendError, Unavailable
@@ -112,30 +112,22 @@ class BlockingBackend(BackendAdapter):
         await self._settle([future], threading.Event())
         return future.result()
 
-    async def _batch(
-        self,
-        operation: str,
-        batch: Sequence[Any],
-        screen: Callable[[Any], R | None],
-        failed: Callable[[BackendError], R],
-        done: Callable[[int, R], None] | None,
-        /,
-    ) -> Sequence[R]:
+    async def _batch(self, operation: str, batch: Sequence[Any], done: Done, /) -> list[Any]:
         abandoned = threading.Event()
+        screen = getattr(self, f"screen_{operation}")
         function = getattr(self, f"{operation}_blocking")
 
-        def run(item: Any) -> R:
+        def run(item: Any) -> Any:
             # An item that no thread has begun when the caller leaves must not begin afterwards.
             if abandoned.is_set():
                 raise Unavailable("cancelled before it began", operation=operation)
-            result: R = screen(item) or function(item)
-            return result
+            return screen(item) or function(item)
 
-        def outcome(future: asyncio.Future[R]) -> R:
+        def outcome(future: asyncio.Future[Any]) -> Any:
             error = future.exception()
-            return failed(error) if isinstance(error, BackendError) else future.result()
+            return failed(operation, error) if isinstance(error, BackendError) else future.result()
 
-        def completed(index: int, future: asyncio.Future[R]) -> None:
+        def completed(index: int, future: asyncio.Future[Any]) -> None:
             if done is not None:
                 done(index, outcome(future))
 

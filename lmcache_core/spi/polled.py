@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from lmcache_core.spi.adapter import BackendAdapter, attempt
+from lmcache_core.spi.adapter import BackendAdapter, Done, attempt, failed
 from lmcache_core.spi.backend import Load, Loaded, Store, Stored
 from lmcache_core.spi.context import Context
 from lmcache_core.spi.errors import BackendError
 
 Handle = Any
-R = TypeVar("R")
 
 
 class PolledBackend(BackendAdapter):
@@ -54,26 +53,19 @@ class PolledBackend(BackendAdapter):
     async def _release(self) -> None:
         await self.close_transport()
 
-    async def _batch(
-        self,
-        operation: str,
-        batch: Sequence[Any],
-        screen: Callable[[Any], R | None],
-        failed: Callable[[BackendError], R],
-        done: Callable[[int, R], None] | None,
-        /,
-    ) -> Sequence[R]:
+    async def _batch(self, operation: str, batch: Sequence[Any], done: Done, /) -> list[Any]:
         post, check = getattr(self, f"post_{operation}"), getattr(self, f"check_{operation}")
-        results: dict[int, R] = {}
+        screen = getattr(self, f"screen_{operation}")
+        results: dict[int, Any] = {}
         handles: dict[int, Handle] = {}
 
         def step(function: Callable[[Any], Any], argument: Any) -> Any:
             try:
                 return attempt(operation, function, argument)
             except BackendError as error:
-                return failed(error)
+                return failed(operation, error)
 
-        def finish(index: int, result: R) -> None:
+        def finish(index: int, result: Any) -> None:
             results[index] = result
             if done is not None:
                 done(index, result)
@@ -84,7 +76,7 @@ class PolledBackend(BackendAdapter):
             for index, item in enumerate(batch):
                 outcome = screen(item) or step(post, item)
                 if isinstance(outcome, (Loaded, Stored)):
-                    finish(index, outcome)  # type: ignore[arg-type]  # the verb decides which of the two
+                    finish(index, outcome)
                 else:
                     handles[index] = outcome
             pause = self.poll_s
@@ -108,9 +100,8 @@ class PolledBackend(BackendAdapter):
     async def _drain(self, handles: list[Handle], check: Callable[[Handle], Any]) -> None:
         """B5: whatever ended the await, the transport may still write into borrowed memory; wait until not."""
         for handle in handles:
-            asyncio.get_running_loop().call_soon(
-                self.abort, handle
-            )  # an exception in it is only logged
+            # Through the loop, where an exception in it is only logged.
+            asyncio.get_running_loop().call_soon(self.abort, handle)
         while handles:
             with contextlib.suppress(asyncio.CancelledError):
                 await self.context.clock.sleep(self.poll_s)
