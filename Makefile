@@ -11,7 +11,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(WORK)/pycache
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(WORK)/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-storage check sim catalogue clean
+.PHONY: help setup demo test bench bench-storage bench-disk check sim catalogue clean
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -20,8 +20,9 @@ help:
 setup:  ## make .venv and install this tree into it; nothing to do when nothing changed
 	@$(PYTHON) .ci/setup.py
 
-demo: setup  ## show what is here: the registry, and bytes through the memory tier
-	@$(PY) examples/round_trip.py
+demo: setup  ## a real model answers from its cache: cold, from memory, after a restart; MODEL= DTYPE= SERDE= TIER=
+	@.venv/bin/lmcache demo $(if $(MODEL),--model '$(MODEL)') $(if $(DTYPE),--dtype '$(DTYPE)') \
+	    $(if $(SERDE),--serde '$(SERDE)') $(if $(TIER),--tier '$(TIER)')
 
 test: setup  ## every test; needs neither root nor a service started by hand
 	@$(STAGE) tests 420 -- $(PY) -m pytest -q -o cache_dir=$(WORK)/pytest $(PYTEST_ARGS)
@@ -34,6 +35,9 @@ bench: setup  ## measure what the README claims, as ratios in one run
 
 bench-storage: setup  ## the storage part of the benchmarks
 	@$(PY) .ci/nightly.py bench-storage
+
+bench-disk: setup  ## the disk tier against fio (needs fio)
+	@$(PY) .ci/nightly.py bench-disk
 
 sim: setup  ## simulated histories of the storage manager; SEED=n replays one
 	@$(PY) .ci/nightly.py sim $(SEED)

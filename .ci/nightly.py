@@ -34,10 +34,16 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     # part: (budget in seconds, commands; the first word is a file or a module)
     "bench": (1500, [*STORAGE, ["benchmarks/disk.py"]]),
     "bench-storage": (900, STORAGE),
+    "bench-disk": (900, [["benchmarks/disk.py"]]),
     "sim": (900, [[*HISTORIES, "--seeds", "200"]]),
     "storage": (
         1500,
-        [*STORAGE, ["benchmarks/disk.py", "--long"], [*HISTORIES, "--seeds", "5000"]],
+        [
+            *STORAGE,
+            ["benchmarks/disk.py", "--long"],
+            ["backends/disk/tests/killing.py", "--kills", "1000"],
+            [*HISTORIES, "--seeds", "5000"],
+        ],
     ),
     "daemon": (1500, [["benchmarks/daemon.py"]]),
     "vllm": (1500, [["benchmarks/vllm.py"]]),

@@ -8,7 +8,7 @@ per object, the same size, count, number of threads and ``direct=1``; for ``orde
 fdatasync per file. ``durable`` also syncs the folders that got new names, once for all values that wait
 (group commit); fio does not rename and does not. A *ratio* is the median over laps of ours / fio, the two
 taking turns. ``--peer`` names a command that runs LMCache 0.5.6; its ``bench l2`` then takes its turn too (it
-neither verifies nor syncs). ``--long`` also scans a million values. Exit status 1: a bar was missed.
+neither verifies nor syncs; ours is shown both ways). ``--long`` also scans a million values. Exit status 1: a bar was missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,38 +140,54 @@ async def loaded(backend: AbstractBackend, values: Sequence[memoryview], batch: 
     return sum(value.nbytes for value in values) / (time.perf_counter() - started)
 
 
+def settled(folder: Path) -> Path:
+    """An empty folder on a disk that is done with what was deleted (a mount with ``discard`` pays for it later)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    os.sync()
+    return folder
+
+
 async def against_fio(
     folder: Path, nbytes: int, batch: int, *, total: int, laps: int, direct: bool
 ) -> list[Row]:
-    """Writes in every sync mode and reads, each in turn with fio."""
+    """Writes in every sync mode and reads; who begins changes from lap to lap."""
     count = total // nbytes
     values = frames(nbytes, count)
     target = memoryview(mmap.mmap(-1, total))
     targets = [target[at : at + nbytes] for at in range(0, total, nbytes)]
+    for at in range(0, total, MIB):
+        target[at : at + MIB] = bytes(MIB)  # faulted in
     rates: dict[str, list[tuple[float, float]]] = {}
     lines: dict[str, str] = {}
-    for lap in range(laps):
-        for sync in Sync:
-            name = f"write {sync.value}"
-            work = folder / f"{lap}-{sync.value}"
-            work.mkdir()
-            backend = await tier(work, sync=sync, direct=Direct.ON if direct else Direct.OFF)
-            ours = await stored(backend, values, batch)
+    how = Direct.ON if direct else Direct.OFF
+
+    async def lap(
+        name: str, number: int, line: list[str], ours: Coroutine[Any, Any, float]
+    ) -> None:
+        lines[name] = shlex.join(line)
+        other = fio.run(line) if number % 2 else 0.0
+        mine = await ours
+        rates.setdefault(name, []).append((mine, other or fio.run(line)))
+
+    for sync in Sync:
+        for number in range(laps):
+            work = settled(folder / "work")
+            backend = await tier(work, sync=sync, direct=how)
             line = fio.command(
                 work, "write", nbytes=nbytes, count=count, depth=DEPTH, direct=direct,
                 sync=sync is not Sync.NONE,
             )  # fmt: skip
-            rates.setdefault(name, []).append((ours, fio.run(line)))
-            lines[name] = shlex.join(line)
-            if sync is Sync.ORDERED:
-                ours = await loaded(backend, targets, batch)
-                line = fio.command(
-                    work, "read", nbytes=nbytes, count=count, depth=DEPTH, direct=direct, sync=False
-                )
-                rates.setdefault("read", []).append((ours, fio.run(line)))
-                lines["read"] = shlex.join(line)
+            await lap(f"write {sync.value}", number, line, stored(backend, values, batch))
             await backend.aclose()
-            shutil.rmtree(work)
+    backend = await tier(work, sync=Sync.NONE, direct=how)
+    line = fio.command(
+        work, "read", nbytes=nbytes, count=count, depth=DEPTH, direct=direct, sync=False
+    )
+    for number in range(laps):
+        await lap("read", number, line, loaded(backend, targets, batch))
+    await backend.aclose()
+    shutil.rmtree(work)
     label = f"{batch} x {nbytes // MIB} MiB {'direct' if direct else 'buffered'}"
     for name, line in lines.items():
         print(f"# {label} {name}: {line}", file=sys.stderr)
@@ -188,7 +204,7 @@ async def against_fio(
     ]
 
 
-PEER = (
+PEER: tuple[tuple[str, dict[str, object], Direct], ...] = (
     ("native O_DIRECT", {"type": "fs_native", "use_odirect": True}, Direct.ON),
     ("native buffered", {"type": "fs_native", "use_odirect": False}, Direct.OFF),
     ("python", {"type": "fs"}, Direct.OFF),
@@ -220,33 +236,38 @@ def find_operations(document: object) -> list[dict[str, Any]]:
 
 
 async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
-    """16 x 4 MiB in turn with ``lmcache bench l2``: ours verified, theirs not; nothing synced on either side."""
+    """16 x 4 MiB in turn with ``lmcache bench l2``: nothing synced on either side, nothing verified on theirs."""
     nbytes, batch = SHAPES[0]
     values = frames(nbytes, batch)
     rows = []
     for name, adapter, direct in PEER:
-        rates: dict[str, list[tuple[float, float]]] = {"store": [], "load": []}
+        kinds = ("store", "load", "store verified", "load verified")
+        rates: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
         for lap in range(laps):
-            work = folder / f"peer-{lap}"
-            (work / "theirs").mkdir(parents=True)
-            (work / "ours").mkdir()
-            theirs = await asyncio.to_thread(bench_l2, peer, adapter, work / "theirs")
+            work = settled(folder / "work")
+            for side in ("ours", "theirs"):
+                (work / side).mkdir()
+            theirs = {}
+            if lap % 2:
+                theirs = await asyncio.to_thread(bench_l2, peer, adapter, work / "theirs")
             backend = await tier(work / "ours", sync=Sync.NONE, direct=direct)
-            ours: dict[str, list[float]] = {"store": [], "load": []}
+            assert isinstance(backend, Check)
+            ours: dict[str, list[float]] = {kind: [] for kind in rates}
             for _ in range(6):
-                ours["store"].append(await stored(backend, values, batch))
-                ours["load"].append(await loaded(backend, values, batch))
-                await backend.delete([key(number) for number in range(batch)])
-            for verb in rates:
-                rates[verb].append((statistics.mean(ours[verb][1:]), theirs[verb]))
+                for kind, store in (("", backend.inner), (" verified", backend)):
+                    ours["store" + kind].append(await stored(store, values, batch))
+                    ours["load" + kind].append(await loaded(store, values, batch))
+                    await backend.delete([key(number) for number in range(batch)])
             await backend.aclose()
-            shutil.rmtree(work)
+            theirs = theirs or await asyncio.to_thread(bench_l2, peer, adapter, work / "theirs")
+            for verb in rates:
+                rates[verb].append((statistics.mean(ours[verb][1:]), theirs[verb.split()[0]]))
         rows += [
             Row(
                 f"16 x 4 MiB {verb}, like the peer's {name}",
                 statistics.median(mine / other for mine, other in pairs),
                 "of peer",
-                1.0,
+                None if "verified" in verb else 1.0,
                 statistics.median(mine for mine, _ in pairs) / 1e6,
                 statistics.median(other for _, other in pairs) / 1e6,
             )
