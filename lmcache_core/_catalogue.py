@@ -213,6 +213,16 @@ CATALOGUE: tuple[Entry, ...] = (
         status="experimental",
     ),
     Entry(
+        kind="commands",
+        name="demo",
+        dist="lmcache-engine-transformers",
+        path="engines/transformers",
+        object="lmcache_engine_transformers.demo.command:app",
+        extra="transformers",
+        status="experimental",
+        needs="torch (the CPU build is enough), transformers; gguf and accelerate once",
+    ),
+    Entry(
         kind="engines",
         name="transformers",
         dist="lmcache-engine-transformers",

