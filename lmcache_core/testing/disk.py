@@ -69,7 +69,7 @@ class SimDisk:
 
     Args:
         seed: decides what a power loss keeps, where bits flip and how short a short transfer is.
-        capacity: bytes of data blocks; a write beyond it is ``ENOSPC`` (or ``full_error``).
+        capacity: bytes of data blocks; a write beyond it is ``ENOSPC``.
         direct: 0 refuses ``O_DIRECT`` at open; else offsets and lengths must be multiples of this.
         links: whether the file system has hard links.
         wall: time for modification stamps.
@@ -82,14 +82,12 @@ class SimDisk:
         capacity: int = 1 << 40,
         direct: int = SECTOR,
         links: bool = True,
-        full_error: int = errno.ENOSPC,
         wall: Callable[[], float] = lambda: 1e9,
     ) -> None:
         self.random = random.Random(seed)
         self.capacity = capacity
         self.direct = direct
         self.links = links
-        self.full_error = full_error
         self.wall = wall
         self.read_only = False
         self.mutex = threading.RLock()

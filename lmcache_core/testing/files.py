@@ -164,7 +164,7 @@ class SimFiles:
         with self._call("allocate", descriptor, writes=True):
             node = self._open[descriptor].node
             if self.disk.grow(node, nbytes) < nbytes:
-                raise OSError(self.disk.full_error, os.strerror(self.disk.full_error))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def truncate(self, descriptor: int, nbytes: int, /) -> None:
         with self._call("truncate", descriptor, writes=True):
@@ -295,7 +295,7 @@ class SimFiles:
             return 0
         data = data[: max(0, self.disk.grow(node, offset + len(data)) - offset)]
         if not data:
-            raise OSError(self.disk.full_error, os.strerror(self.disk.full_error))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if len(node.content) < offset:
             node.content.extend(bytes(offset - len(node.content)))
         node.lengths.append(len(node.content))

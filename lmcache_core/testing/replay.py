@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from lmcache_core.spi.policy import EvictionPolicy
@@ -50,44 +51,35 @@ def replay(
     requests: Requests,
     capacity: int,
     *,
-    nbytes: Callable[[int], int] = lambda block: 1,
     hints: Sequence[Sequence[int]] | None = None,
-    check_every: int = 0,
 ) -> Replayed:
     """Drive a policy: touch what is there leaf to root, insert the rest root to leaf, touch all.
 
     Args:
         policy: made for ``capacity``.
-        capacity: in the unit of ``nbytes``; a block larger than that is not kept.
+        capacity: in blocks.
         hints: per request the blocks said to return, given after the request was served.
-        check_every: requests between two calls of ``check``; 0 for never.
     """
     slots: dict[int, int] = {}
     blocks: list[int] = []  # by slot
     free: list[int] = []
-    asked = hits = calls = used = 0
+    asked = hits = calls = 0
     busy = _never
     for number, request in enumerate(requests):
         asked += len(request)
-        run = 0
-        for block in request:
-            if block not in slots:
-                break
-            run += 1
-        hits += run
+        hits += sum(1 for _ in takewhile(slots.__contains__, request))
         held = [slots[block] for block in reversed(request) if block in slots]
         missing = [block for block in request if block not in slots]
         policy.touch(held)
         calls += len(held)
         for block in missing:
-            fingerprint, size = fingerprint_of(block), nbytes(block)
-            if block in slots or size > capacity or not policy.admit(fingerprint, size):
+            fingerprint = fingerprint_of(block)
+            if block in slots or not policy.admit(fingerprint, 1):
                 continue
-            while used + size > capacity:
+            while len(slots) >= capacity:
                 slot = policy.victim(busy)
                 assert slot is not None, "no victim although nothing is busy"
                 policy.remove(slot, evicted=True)
-                used -= nbytes(blocks[slot])
                 del slots[blocks[slot]]
                 free.append(slot)
                 calls += 1
@@ -98,8 +90,7 @@ def replay(
                 slot = len(blocks)
                 blocks.append(block)
             slots[block] = slot
-            used += size
-            policy.insert(slot, fingerprint, size, 1.0)
+            policy.insert(slot, fingerprint, 1, 1.0)
             calls += 1
         if missing:
             held = [slots[block] for block in reversed(request) if block in slots]
@@ -107,8 +98,6 @@ def replay(
             calls += len(held)
         if hints is not None:
             policy.hint([slots[b] for b in reversed(hints[number]) if b in slots])
-        if check_every and number % check_every == 0:
-            policy.check()
     return Replayed(asked, hits, calls)
 
 

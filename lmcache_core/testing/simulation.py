@@ -147,19 +147,14 @@ def sim_loop() -> SimLoop:
 
 
 class SimClock:
-    """``lmcache_core.spi.Clock`` in virtual time.
+    """``lmcache_core.spi.Clock`` in the virtual time of the simulation that is running when it is asked."""
 
-    Args:
-        loop: the simulation; by default the one running when the clock is asked.
-    """
-
-    def __init__(self, loop: SimLoop | None = None) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self.skew = 0.0
         """Added to ``wall``; tests move it to simulate a stepped clock."""
 
     def now(self) -> float:
-        return (self._loop or sim_loop()).time()
+        return sim_loop().time()
 
     def wall(self) -> float:
         return EPOCH + self.skew + self.now()
@@ -179,19 +174,12 @@ class SimExecutor:
         latency_s: bound of the two seeded delays; 0 runs calls as soon as there is a place for them.
     """
 
-    def __init__(
-        self, loop: SimLoop | None = None, *, threads: int = 4, latency_s: float = 0.001
-    ) -> None:
+    def __init__(self, *, threads: int = 4, latency_s: float = 0.001) -> None:
         self.threads = threads
         self.latency_s = latency_s
-        self._given = loop
         self._waiting: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._busy = 0
         self._spent = 0.0
-
-    @property
-    def _loop(self) -> SimLoop:
-        return self._given or sim_loop()
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -206,10 +194,11 @@ class SimExecutor:
     def _admit(self) -> None:
         while self._waiting and self._busy < self.threads:
             self._busy += 1
-            self._loop.call_later(self._delay(), self._begin, *self._waiting.popleft())
+            sim_loop().call_later(self._delay(), self._begin, *self._waiting.popleft())
 
     def _delay(self) -> float:
-        return self._loop.random.choice((0.0, self._loop.random.uniform(0.0, self.latency_s)))
+        random = sim_loop().random
+        return random.choice((0.0, random.uniform(0.0, self.latency_s)))
 
     def _begin(
         self, future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]
@@ -224,7 +213,7 @@ class SimExecutor:
             report, outcome = future.set_result, function(*args)
         except BaseException as error:  # noqa: BLE001  # belongs to whoever waits, as with a real thread
             report, outcome = future.set_exception, error
-        self._loop.call_later(self._spent + self._delay(), self._end, report, outcome)
+        sim_loop().call_later(self._spent + self._delay(), self._end, report, outcome)
 
     def _end(self, report: Callable[[Any], None], outcome: Any) -> None:
         report(outcome)
