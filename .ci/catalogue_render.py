@@ -143,7 +143,9 @@ def _commands(catalogue: Catalogue) -> str:
 
 def _plugins(catalogue: Catalogue) -> list[Row]:
     """What may use the contract only: neither engines nor the server, which stand on the whole core."""
-    return [row for row in _outside(catalogue) if row.kind != "engines" and row.path != "server"]
+    rows = _outside(catalogue)
+    whole = {"server", *(row.path for row in rows if row.kind == "engines")}
+    return [row for row in rows if row.path not in whole]
 
 
 def _outside(catalogue: Catalogue) -> list[Row]:

@@ -74,6 +74,7 @@ def open_cache(**settings: Any) -> Iterator[Cache]:
     }
     with Cache.from_config(given | settings) as cache:
         yield cache
+        cache.flush()  # a writer has leases of its own
         stock = cache.storage.manager.pool.accounting()
         assert (stock.leased, stock.reserved) == (0, 0)
         cache.storage.manager.check()
