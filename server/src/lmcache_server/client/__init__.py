@@ -1,0 +1,1 @@
+"""What operators use: a connection for administration, and the commands made of it."""

@@ -1,0 +1,253 @@
+"""The routes. Handlers run in threads, one connection to the daemon each; names LMCache users know keep working."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Path, Request, Response
+from starlette.responses import JSONResponse
+
+from lmcache_core import __version__
+from lmcache_core.spi import BackendError, ConfigError, Secret
+from lmcache_core.spi.errors import DeadlineExceeded, Unavailable
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import to_runs
+from lmcache_server.client.operator import Operator, parse_keys, parse_space
+from lmcache_server.http import bodies
+from lmcache_server.http.guard import Guard
+from lmcache_server.metrics import CONTENT_TYPE, exposition
+
+Document = dict[str, Any]
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (ConfigError, 400), (DeadlineExceeded, 504), (Unavailable, 503), (BackendError, 409),
+)  # fmt: skip
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "Not possible as configured"},
+    401: {"description": "The token is needed"},
+    403: {"description": "Host or Origin is not allowed"},
+    409: {"description": "The daemon refused"},
+    413: {"description": "The body is too long"},
+    503: {"description": "The daemon is not there"},
+    504: {"description": "The daemon did not answer in time"},
+}
+
+
+def create(operator: Operator, token: Secret, *, hosts: tuple[str, ...] = ()) -> FastAPI:
+    """The application in front of one daemon.
+
+    Args:
+        token: needed to change something, and by peers of other machines for everything.
+        hosts: names besides localhost under which it is reached.
+    """
+    app = FastAPI(
+        title="LMCache", version=__version__, docs_url=None, redoc_url=None, responses=_RESPONSES
+    )  # pages for reading the schema would load scripts from elsewhere
+    app.add_middleware(Guard, token=token, hosts=hosts)
+    for error, status in _STATUS:
+        app.add_exception_handler(error, _answer(status))
+    app.include_router(_looking(operator))
+    app.include_router(_values(operator))
+    app.include_router(_changing(operator))
+    return app
+
+
+def _answer(status: int) -> Callable[[Request, Exception], JSONResponse]:
+    def answer(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": str(error).split("\n", 1)[0]}, status)
+
+    return answer
+
+
+def _looking(operator: Operator) -> APIRouter:
+    router = APIRouter(tags=["looking"])
+
+    @router.get("/")
+    def root() -> Document:
+        """What this is."""
+        return {"name": "lmcache", "version": __version__, "openapi": "/openapi.json"}
+
+    @router.get("/live")
+    def live() -> Document:
+        """This process answers."""
+        return {"status": "live"}
+
+    @router.get("/ready")
+    @router.get("/health")
+    @router.get("/healthcheck")
+    def ready() -> Document:
+        """The daemon answers."""
+        operator.do(replies.Done, records.Ping)
+        return {"status": "healthy"}
+
+    @router.get("/status")
+    def status() -> Document:
+        """The daemon, its memory, tiers, tenants, clients and engines."""
+        return operator.describe()
+
+    @router.get("/quota")
+    def quotas() -> Document:
+        """Quotas by tenant, and what tenants use now, in bytes."""
+        found = operator.describe()
+        return {"quotas": found["quotas"], "used": found["tenants"]}
+
+    @router.get("/freeze/status")
+    def frozen() -> Document:
+        """Whether new values are refused."""
+        return {"frozen": operator.describe()["frozen"]}
+
+    @router.get("/tiers")
+    def tiers() -> list[Document]:
+        """Lower tiers in lookup order."""
+        found: list[Document] = operator.describe()["tiers"]
+        return found
+
+    @router.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """For Prometheus."""
+        return Response(exposition(operator.snapshot()), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _values(operator: Operator) -> APIRouter:
+    router = APIRouter(prefix="/cache", tags=["values"])
+
+    @router.get("/objects")
+    def objects(
+        tier: bodies.NameQuery = None,
+        space: bodies.SpaceQuery = None,
+        after: bodies.Cursor = None,
+        limit: bodies.Limit = 1000,
+    ) -> Document:
+        """One page of a tier's values (of memory, when none is named); go on with `after`."""
+        page = operator.list(tier or "", parse_space(space or ""), after=after, limit=limit)
+        pairs = zip(page.keys, page.nbytes, strict=True)
+        return {"objects": [{"key": k, "bytes": n} for k, n in pairs], "after": page.after}
+
+    @router.delete("/objects")
+    def delete(body: bodies.Deletion) -> Document:
+        """Forget values; counts the copies there were."""
+        keys = parse_keys(body.keys)
+
+        def make(id: int) -> records.Message:
+            return records.Delete(id, to_runs(keys), body.seconds, body.tier or "")
+
+        if body.tier:
+            _known(operator, body.tier)
+        return {"deleted": operator.do(replies.Count, make, seconds=body.seconds).count}
+
+    @router.post("/clear")
+    def clear(body: bodies.Clearing) -> Document:
+        """Forget values of a tier, a key space or a tag, or all of them."""
+        if body.tag and (body.tier or body.space):
+            raise ConfigError("a tag is cleared everywhere: it goes without tier and space")
+        if body.tier:
+            _known(operator, body.tier)
+        space = parse_space(body.space or "")
+
+        def make(id: int) -> records.Message:
+            return records.Clear(id, body.seconds, body.tier or "", space, body.tag or "")
+
+        return {"cleared": operator.do(replies.Count, make, seconds=body.seconds).count}
+
+    @router.post("/checksums")
+    def checksums(body: bodies.Checksums) -> list[Document]:
+        """SHA-256 of values, empty where there is none; each is loaded and verified."""
+        return [asdict(operator.checksum(key)) for key in parse_keys(body.keys)]
+
+    @router.post("/move")
+    def move(body: bodies.Moving) -> Document:
+        """Copy values from one tier to another and forget them in the first."""
+        moved = operator.move(
+            parse_keys(body.keys), body.source, body.target,
+            forget=not body.copy_only, seconds=body.seconds,
+        )  # fmt: skip
+        return {"moved": moved}
+
+    @router.post("/prefetches", status_code=202)
+    def prefetch(body: bodies.Keys, response: Response) -> Document:
+        """Begin to bring values up; ask for the job to learn how it went."""
+        number = operator.prefetch(parse_keys(body.keys), seconds=body.seconds)
+        response.headers["location"] = f"/cache/prefetches/{number}"
+        return {"id": number}
+
+    @router.get("/prefetches/{number}", responses={404: {"description": "No such job"}})
+    def job(number: Annotated[int, Path(ge=0, le=(1 << 63) - 1)]) -> Document:
+        """How a prefetch stands: running, done (with the count that is resident) or lost."""
+        found = operator.job(number)
+        if found is None:
+            raise HTTPException(404, f"there is no prefetch {number}")
+        return {"id": number, "state": found.state, "count": found.count, "reason": found.reason}
+
+    return router
+
+
+def _changing(operator: Operator) -> APIRouter:
+    router = APIRouter(tags=["changing"])
+
+    @router.put("/quota/{tenant}")
+    def set_quota(tenant: bodies.NamePath, body: bodies.Limited) -> Document:
+        """Limit a tenant's memory; `default` is everybody who has no quota of his own."""
+        operator.do(replies.Done, lambda id: records.Quota(id, tenant, body.nbytes))
+        return {"tenant": tenant, "nbytes": body.nbytes}
+
+    @router.delete("/quota/{tenant}")
+    def drop_quota(tenant: bodies.NamePath) -> Document:
+        """Limit a tenant no longer."""
+        operator.do(replies.Done, lambda id: records.Quota(id, tenant))
+        return {"tenant": tenant, "nbytes": None}
+
+    @router.put("/freeze/{what}")
+    def freeze(what: Annotated[str, Path(pattern="^(enable|disable)$")]) -> Document:
+        """Refuse new values, or accept them again."""
+        operator.do(replies.Done, lambda id: records.Freeze(id, what == "enable"))
+        return {"frozen": what == "enable"}
+
+    @router.post("/flush")
+    def flush(body: bodies.Timed) -> Document:
+        """Write what is only in memory to the tiers that want it; tells what is left."""
+        left = operator.do(
+            replies.Count, lambda id: records.Flush(id, body.seconds), seconds=body.seconds
+        )
+        return {"left": left.count, "left_bytes": left.nbytes}
+
+    @router.put("/tiers/{name}/limit")
+    def resize(name: bodies.NamePath, body: bodies.Limited) -> Document:
+        """Change a lower tier's size; a smaller one evicts at once."""
+
+        def make(id: int) -> records.Message:
+            return records.Tier(id, name, "limit", body.nbytes)
+
+        operator.do(replies.Done, make)
+        return {"name": name, "limit": body.nbytes}
+
+    @router.delete("/tiers/{name}")
+    def disable(name: bodies.NamePath, body: bodies.Timed) -> Document:
+        """Write what a lower tier still wants, and serve from it no more until the daemon starts again."""
+
+        def make(id: int) -> records.Message:
+            return records.Tier(id, name, "remove", 0, body.seconds)
+
+        operator.do(replies.Done, make, seconds=body.seconds)
+        return {"name": name}
+
+    @router.put("/loglevel")
+    def log_level(body: bodies.Level) -> Document:
+        """Change how much the daemon logs."""
+        operator.do(replies.Done, lambda id: records.LogLevel(id, body.level))
+        return {"level": body.level}
+
+    return router
+
+
+def _known(operator: Operator, tier: str) -> None:
+    """A mistyped tier must not look like one that is empty.
+
+    Raises:
+        ConfigError: there is no such tier.
+    """
+    known = operator.tiers()
+    if tier not in known:
+        raise ConfigError(f"there is no tier {tier!r}; there are: {', '.join(known)}")

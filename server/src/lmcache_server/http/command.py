@@ -1,0 +1,91 @@
+"""``lmcache http``: the process in front of a daemon, and how ``lmcache server`` starts it beside itself."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from lmcache_core.cli.output import remark
+from lmcache_core.spi import ConfigError
+from lmcache_core.wire.address import runtime_folder
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+PORT = 8080
+_MOST_REQUESTS = 64
+
+
+@app.command()
+def http(
+    daemon: Annotated[
+        str, typer.Option(envvar="LMCACHE_DAEMON", help="Its address.")
+    ] = "localhost",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    http_token_file: Annotated[
+        str | None, typer.Option(help="Where the token of this start is written.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="The daemon's token, where its socket is out of reach.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which it is reached; repeat for several.")
+    ] = None,
+    until_stdin_ends: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> int:
+    """Serve health, status, metrics and administration of a daemon over HTTP."""
+    import uvicorn
+
+    from lmcache_server.client.operator import Operator, read_token
+    from lmcache_server.http.app import create
+    from lmcache_server.http.guard import make_token
+
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    path = http_token_file or f"{runtime_folder()}/http-{port}.token"
+    operator = Operator(daemon, token=read_token(token_file))
+    served = create(operator, make_token(path), hosts=tuple(allow_host or ()))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            served, log_level="warning", access_log=False, proxy_headers=False, server_header=False,
+            limit_concurrency=_MOST_REQUESTS, timeout_graceful_shutdown=5, ws="none",
+        )
+    )  # fmt: skip
+    if until_stdin_ends:
+        threading.Thread(
+            target=_watch, args=(server,), name="lmcache-http-end", daemon=True
+        ).start()
+    shown = f"[{host}]" if ":" in host else host
+    remark(f"lmcache http serves on http://{shown}:{port}; token in {path}")
+    server.run([listener])
+    operator.close()
+    return 0
+
+
+def _watch(server: object) -> None:
+    """The daemon holds the other end of standard input and never writes; it ends however the daemon ends."""
+    sys.stdin.buffer.read()
+    server.should_exit = True  # type: ignore[attr-defined]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def beside(path: str, /, *, host: str | None, port: int) -> subprocess.Popen[bytes]:
+    """Start it for the daemon at this socket; it ends with the process that holds the answer."""
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "lmcache_core", "http", "--until-stdin-ends",
+            "--daemon", f"unix://{path}", "--host", host or "127.0.0.1", "--port", str(port),
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
