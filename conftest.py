@@ -8,6 +8,8 @@ settings.register_profile(
     "house",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=bool(os.environ.get("CI")),  # one commit, one verdict; new examples are found by hand
+    derandomize=bool(
+        os.environ.get("CI")
+    ),  # one commit, one verdict; new examples are found by hand
 )
 settings.load_profile("house")
