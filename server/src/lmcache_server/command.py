@@ -57,8 +57,15 @@ def main(context: typer.Context) -> int:
     for note in effective.notes:
         logging.getLogger("lmcache.server").warning("%s", note)
 
+    http_port = _number("--http-port", given.http_port, 0)
+    beside = []
+
     def ready(daemon: Daemon) -> None:
         _banner(daemon)
+        if given.http_port is not None:
+            from lmcache_server.http.command import beside as start
+
+            beside.append(start(options.path, host=given.http_host, port=http_port))
         _notify("READY=1")
         if report is not None:
             os.write(report, b"+")

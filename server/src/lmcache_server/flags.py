@@ -47,14 +47,14 @@ def _rows(effect: Effect, what: str, *names: str) -> tuple[Flag, ...]:
     return tuple(Flag(f"--{name}", effect, what) for name in names)
 
 
-_NO_HTTP = "this version has no HTTP interface"
-
 FLAGS: tuple[Flag, ...] = (
     Flag("--config", _M, "configuration file", value="FILE", own=True),
     Flag("--host", _M, "address of the TCP port (localhost)", value="HOST"),
     Flag("--port", _M, "TCP port (5555); 0 for none", value="PORT"),
     Flag("--socket", _M, "path of the unix socket; by default one named after the port", value="PATH", own=True),
     Flag("--token-file", _M, "file with the token of TCP clients; also LMCACHE_SERVER_TOKEN", value="FILE", own=True),
+    Flag("--http-host", _M, "address of the HTTP port (127.0.0.1)", value="HOST"),
+    Flag("--http-port", _M, "start `lmcache http` beside it, on this port; none when not given", value="PORT"),
     Flag("--chunk-size", _M, "tokens per chunk", "chunk_size", "TOKENS"),
     Flag("--l1-size-gb", _M, "size of memory in GiB", "max_local_cpu_size", "GIB"),
     Flag("--l1-use-hugepages", _M, "use huge pages the system has set aside", "local_cpu_use_hugepages", ""),
@@ -85,7 +85,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows(_N, "memory is used up to its size, leaves before roots", "eviction-trigger-watermark", "eviction-ratio"),
     *_rows(_N, "each tier says when it is written and read (write, promote)", "l2-store-policy",
            "l2-prefetch-policy", "l2-prefetch-max-in-flight", "periodic-notifier-interval-ms"),
-    *_rows(_N, _NO_HTTP, "http-host", "http-port", "prometheus-port"),
+    *_rows(_N, "metrics are at /metrics of --http-port", "prometheus-port"),
     *_rows(_N, "metrics and events cost nothing and are always on", "event-bus-queue-size", "metrics-sample-rate",
            "kv-event-log-size"),
     *(Flag(f"--{name}", _N, "metrics and events cost nothing and are always on", value="") for name in (
