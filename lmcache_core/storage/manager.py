@@ -67,6 +67,8 @@ class StorageManager(Administration):
                 parked[tier.name] = tier.quarantine.nbytes
             self.writing.detach(tier)
         await self._tasks.stop(max(0.0, until - now()))
+        for owner in self.tasks():
+            owner.abandon()
         stock = self.pool.accounting()
         if not (stock.reserved or stock.staging or stock.quarantined or stock.leased):
             # Otherwise somebody may still touch the memory, and the mapping stays.

@@ -44,6 +44,11 @@ class Tasks:
             await asyncio.wait(waiting, timeout=max(0.0, seconds))
         return [task.get_name() for task in self._running if task is not current]
 
+    def abandon(self) -> None:
+        """Take what still runs off the loop's list: a call that hangs in the kernel would hold ``asyncio.run``."""
+        for task in self._running:
+            asyncio._unregister_task(task)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._running[task]
         error = None if task.cancelled() else task.exception()
