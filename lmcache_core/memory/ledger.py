@@ -73,13 +73,13 @@ class Ledger:
         """Bytes in no use, whether the arena has grown to them or not."""
         return self.arena.capacity - sum(self.sums)
 
-    def visible(self, keys: Sequence[Key]) -> list[int]:
+    def _visible(self, keys: Sequence[Key]) -> list[int]:
         """Slots of visible values, -1 for others; what has expired is dropped first."""
         slots = self.index.slots_of(keys)
         if self._expiring and self.now is not None:
             now, expires = self.now(), self.index.expires
             if old := {slot for slot in slots if slot >= 0 and expires[slot] <= now}:
-                self.drop_slots(old)
+                self._drop_slots(old)
                 slots = [-1 if slot in old else slot for slot in slots]
         return slots
 
@@ -90,14 +90,14 @@ class Ledger:
             record = self.owners[right.owner] = Owner()
         record.rights.add(right)
 
-    def holding(self, record: Owner) -> int:
+    def _holding(self, record: Owner) -> int:
         """Bytes an owner keeps from being used again."""
         slabs: list[Slab] = [right.slab for right in record.rights if isinstance(right, Held)]
         batches = [right for right in record.rights if isinstance(right, Leases)]
         slots = {slot for batch in batches for slot in batch.slots if slot >= 0}
         return sum(slab.size for slab in [*slabs, *map(self.index.places.__getitem__, slots)])
 
-    def enter(self, held: Held) -> None:
+    def _enter(self, held: Held) -> None:
         """Take memory that was just found into the books."""
         size = held.slab.size
         self.sums[held.state] += size
@@ -107,7 +107,7 @@ class Ledger:
             self.pending[held.key] = held
         self._give(held)
 
-    def place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
+    def _place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
         """Find a free extent with real memory behind it."""
         while (found := slabs.take(size)) is None:
             slab = slabs.carve(size)
@@ -117,12 +117,12 @@ class Ledger:
                 slabs.lose(slab)
         return found
 
-    def find_room(self, size: int) -> tuple[Slab, int] | None:
+    def _find_room(self, size: int) -> tuple[Slab, int] | None:
         """Take, carve, grow or evict until there is an extent of this size."""
         arena, slabs = self.arena, self.slabs
         place = slabs.take(size)
         while place is None:
-            if slabs.loose >= size and (place := self.place(slabs, size)):
+            if slabs.loose >= size and (place := self._place(slabs, size)):
                 break
             if arena.reserved < arena.capacity and (segment := arena.grow()):
                 slabs.add_segment(segment.number, segment.nbytes)
@@ -132,7 +132,7 @@ class Ledger:
             place = slabs.take(size)
         return place
 
-    def within_quota(self, tenant: str, size: int) -> bool:
+    def _within_quota(self, tenant: str, size: int) -> bool:
         """Make a tenant's own values leave until another one fits into its quota."""
         limit = self.quotas.get(tenant, self.default_quota)
         if limit is None:
@@ -145,12 +145,12 @@ class Ledger:
             self._evict(victim)
         return True
 
-    def show(
+    def _show(
         self, held: Held, identity: bytes, dirty: bool, tags: Iterable[str], expires: float | None
     ) -> bool:
         """Make a reservation visible; True unless it had ended or was quarantined."""
         if held.state is not _RESERVED:
-            self.end_held(held)
+            self._end_held(held)
             return False
         index, size = self.index, held.slab.size
         slot = index.add(held.key, held.nbytes, identity=identity, tenant=held.tenant)
@@ -181,7 +181,7 @@ class Ledger:
         self.sums[old] -= size
         self.sums[new] += size
 
-    def isolate(self, held: Held) -> None:
+    def _isolate(self, held: Held) -> None:
         """Take a key from its writer, but not the memory."""
         if held.state < _QUARANTINED:
             if held.state is _RESERVED:
@@ -189,18 +189,18 @@ class Ledger:
             self._move(held.slab.size, held.state, _QUARANTINED)
             held.state = _QUARANTINED
 
-    def end_held(self, held: Held) -> None:
+    def _end_held(self, held: Held) -> None:
         """The writer is done with memory that did not become a value; idempotent."""
         if held.state is _DONE:
             return
-        self.isolate(held)
+        self._isolate(held)
         held.state = _DONE
         staged = held.key is NO_KEY
         tenant = None if staged else held.tenant
         self._free(held.slab, held.position, held.nbytes, _QUARANTINED, tenant)
         self._forget(held)
 
-    def end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
+    def _end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
         """Release some or all that a batch still holds."""
         if positions is None:
             slots, batch.slots = batch.slots, [-1] * len(batch.slots)
@@ -220,14 +220,14 @@ class Ledger:
         if not batch.left:
             self._forget(batch)
 
-    def drop_slots(self, slots: Iterable[int]) -> int:
+    def _drop_slots(self, slots: Iterable[int]) -> int:
         """Make distinct visible values invisible; leased ones wait in quarantine."""
         index, count = self.index, 0
         for slot in slots:
             count += 1
             self.policy.remove(slot)
             if index.flags[slot] & DIRTY:
-                self.wash(slot)
+                self._wash(slot)
             if index.leases[slot]:
                 index.hide(slot)
                 index.flags[slot] |= HIDDEN
@@ -236,7 +236,7 @@ class Ledger:
                 self._free_value(slot, _CLEAN)
         return count
 
-    def wash(self, slot: int) -> None:
+    def _wash(self, slot: int) -> None:
         """Turn a dirty value into a clean one."""
         self.index.flags[slot] &= ~DIRTY
         self._move(self.index.places[slot].size, _DIRTY, _CLEAN)

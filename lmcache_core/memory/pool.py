@@ -90,7 +90,7 @@ class Pool(Ledger):
         answers: list[Held | Refusal] = []
         leases, arena = self.index.leases, self.arena
         with self._lock:
-            slots = self.visible([key for key, _ in wants])
+            slots = self._visible([key for key, _ in wants])
             present = [slot for slot in slots if slot >= 0]
             limited = self.quotas or self.default_quota is not None
             refused = Refusal.UNWANTED if self.frozen or self._barred(owner) else None
@@ -109,14 +109,14 @@ class Pool(Ledger):
                         answer = Refusal.TOO_LARGE
                     elif not self.policy.admit(mark := self.index.fingerprint(key), size):
                         answer = Refusal.UNWANTED
-                    elif limited and not self.within_quota(tenant, size):
+                    elif limited and not self._within_quota(tenant, size):
                         answer = refused = Refusal.UNWANTED
-                    elif (place := self.find_room(size)) is None:
+                    elif (place := self._find_room(size)) is None:
                         answer = refused = Refusal.FULL
                     else:
                         state = State.RESERVED
                         answer = Held(arena, key, nbytes, *place, owner, state, tenant, cost, mark)
-                        self.enter(answer)
+                        self._enter(answer)
                     answers.append(answer)
             finally:
                 for slot in present:
@@ -159,13 +159,13 @@ class Pool(Ledger):
             raise ValueError(f"an identity has {IDENTITY_NBYTES} bytes")
         pairs = [*zip(map(self._own, reservations), identities, strict=True)]
         with self._lock:
-            done = [self.show(held, each, dirty, tags, expires) for held, each in reversed(pairs)]
+            done = [self._show(held, each, dirty, tags, expires) for held, each in reversed(pairs)]
         return done[::-1]
 
     def abort(self, reservation: Reservation, /) -> None:
         """The writer will not write any more: its memory is free. Idempotent, staging included."""
         with self._lock:
-            self.end_held(self._own(reservation))
+            self._end_held(self._own(reservation))
 
     def quarantine(self, reservation: Reservation, /) -> None:
         """Give up on a writer that may still write: the key is free for others, the memory is not.
@@ -173,7 +173,7 @@ class Pool(Ledger):
         Ends by ``abort`` or ``commit`` (which is then False) when the writer is known to be done.
         """
         with self._lock:
-            self.isolate(self._own(reservation))
+            self._isolate(self._own(reservation))
 
     def stage(self, sizes: Sequence[int], owner: object, /) -> list[Held | Refusal]:
         """Lend memory without a key from the staging reserve; ends by ``abort``. Never evicts."""
@@ -184,11 +184,11 @@ class Pool(Ledger):
                 size = padded(nbytes)
                 if barred or size > self.staging_capacity:
                     answers.append(Refusal.UNWANTED if barred else Refusal.TOO_LARGE)
-                elif (place := self.place(self.staging_slabs, size)) is None:
+                elif (place := self._place(self.staging_slabs, size)) is None:
                     answers.append(Refusal.FULL)
                 else:
                     held = Held(self.arena, NO_KEY, nbytes, *place, owner, State.STAGING)
-                    self.enter(held)
+                    self._enter(held)
                     answers.append(held)
         return answers
 
@@ -199,7 +199,7 @@ class Pool(Ledger):
         Without ``touch`` the policy learns nothing (writing back is no use).
         """
         with self._lock:
-            slots = [-1] * len(keys) if self._barred(owner) else self.visible(keys)
+            slots = [-1] * len(keys) if self._barred(owner) else self._visible(keys)
             batch = self._lease(keys, slots, owner)
             if touch:
                 self.policy.touch([slot for slot in slots[::-1] if slot >= 0])
@@ -219,46 +219,46 @@ class Pool(Ledger):
         with self._lock:
             if isinstance(leases, Leases):
                 assert leases.columns is self.index, "leases of another pool"
-                self.end_leases(leases)
+                self._end_leases(leases)
                 return
             for loan in leases:
                 if loan is not None:
                     assert isinstance(loan, Loan), f"not a lease of a pool: {loan!r}"
                     assert loan.batch.columns is self.index, f"a lease of another pool: {loan!r}"
-                    self.end_leases(loan.batch, (loan.position,))
+                    self._end_leases(loan.batch, (loan.position,))
 
     def touch(self, keys: Sequence[Key], /) -> None:
         """Note a use of each visible value, leaf to root, without leasing it."""
         with self._lock:
-            self.policy.touch([slot for slot in reversed(self.visible(keys)) if slot >= 0])
+            self.policy.touch([slot for slot in reversed(self._visible(keys)) if slot >= 0])
 
     def hint(self, keys: Sequence[Key], /) -> None:
         """Tell the policy that these values are expected to be used again."""
         with self._lock:
-            self.policy.hint([slot for slot in self.visible(keys) if slot >= 0])
+            self.policy.hint([slot for slot in self._visible(keys) if slot >= 0])
 
     def lengths(self, keys: Sequence[Key], /) -> list[int | None]:
         """Length of each visible value, without touching or leasing it."""
         with self._lock:
             nbytes = self.index.nbytes
-            return [nbytes[slot] if slot >= 0 else None for slot in self.visible(keys)]
+            return [nbytes[slot] if slot >= 0 else None for slot in self._visible(keys)]
 
     def drop(self, keys: Sequence[Key], /) -> int:
         """Make values invisible at once; leased ones stay in quarantine until their last lease ends."""
         with self._lock:
-            return self.drop_slots({slot for slot in self.index.slots_of(keys) if slot >= 0})
+            return self._drop_slots({slot for slot in self.index.slots_of(keys) if slot >= 0})
 
     def drop_tag(self, tag: str, /) -> int:
         """``drop`` everything that carries the tag."""
         with self._lock:
-            return self.drop_slots(filter(self.index.visible, self.index.tagged(tag)))
+            return self._drop_slots(filter(self.index.visible, self.index.tagged(tag)))
 
     def mark_clean(self, keys: Sequence[Key], /) -> None:
         """A lower tier has these values; they may be evicted again."""
         with self._lock:
             for slot in self.index.slots_of(keys):
                 if slot >= 0 and self.index.flags[slot] & DIRTY:
-                    self.wash(slot)
+                    self._wash(slot)
 
     def scan(self, after: int, limit: int, /) -> tuple[list[tuple[Key, int]], int | None]:
         """Keys and lengths in slot order from ``after`` (0 first); the place to go on, or None."""
@@ -285,12 +285,12 @@ class Pool(Ledger):
             for right in [*record.rights]:
                 if isinstance(right, Leases):
                     if proof:
-                        self.end_leases(right)
+                        self._end_leases(right)
                 elif proof:
-                    self.end_held(right)
+                    self._end_held(right)
                 else:
-                    self.isolate(right)
-            return 0 if proof else self.holding(record)
+                    self._isolate(right)
+            return 0 if proof else self._holding(record)
 
     def tenant(self, reservation: Reservation, /) -> str:
         """Whose quota a reservation is charged to."""
@@ -313,14 +313,16 @@ class Pool(Ledger):
         """
         with self._lock:
             self._closed = True
-            self.drop_slots([*filter(self.index.visible, self.index.slots())])
+            self._drop_slots([*filter(self.index.visible, self.index.slots())])
             for held in [*self.pending.values()]:
-                self.isolate(held)
+                self._isolate(held)
             self.arena.close()
 
     def _barred(self, owner: object) -> bool:
         record = self.owners.get(owner)
-        stuck = record is not None and record.closed and self.holding(record) > self._quarantine_cap
+        stuck = (
+            record is not None and record.closed and self._holding(record) > self._quarantine_cap
+        )
         return self._closed or stuck
 
     def _lease(self, keys: Sequence[Key], slots: list[int], owner: object) -> Leases:
