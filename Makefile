@@ -39,6 +39,9 @@ bench-storage: setup  ## the storage part of the benchmarks
 bench-disk: setup  ## the disk tier against fio (needs fio)
 	@$(PY) .ci/nightly.py bench-disk
 
+bench-daemon: setup  ## the daemon: round trips, copies, streams, deaths
+	@$(PY) .ci/nightly.py bench-daemon
+
 sim: setup  ## simulated histories of the storage manager; SEED=n replays one
 	@$(PY) .ci/nightly.py sim $(SEED)
 

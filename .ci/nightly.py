@@ -1,4 +1,4 @@
-"""Long parts, each alone: `make nightly-<part>`, `make bench`, `make bench-storage`, `make sim`.
+"""Long parts, each alone: `make nightly-<part>`, `make bench`, `make bench-storage`, `make bench-daemon`, `make sim`.
 
 A part is a list of commands; each prints its table. A nightly part also writes benchmarks/results/<part>.json: date,
 machine, versions, and what every command printed. A part whose files are not in this tree says so and fails: a name
@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     # part: (budget in seconds, commands; the first word is a file or a module)
     "bench": (1500, [*STORAGE, ["benchmarks/disk.py"]]),
     "bench-storage": (900, STORAGE),
+    "bench-daemon": (300, [["benchmarks/daemon.py"]]),
     "bench-disk": (900, [["benchmarks/disk.py"]]),
     "sim": (900, [[*HISTORIES, "--seeds", "200"]]),
     "storage": (

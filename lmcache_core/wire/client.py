@@ -264,14 +264,17 @@ class DaemonClient(Connections):
             raise self.nonsense(link, "leases that were not asked for")
         values = None
         if not link.local:
-            values = [memoryview(bytearray(e.nbytes)) for e in to_extents(reply.extents)]
-            for value in values:
-                link.read_into(value, until)
+            values = []
+            for extent in to_extents(reply.extents):
+                values.append(self.spare.take(extent.nbytes))
+                link.read_into(values[-1], until)
         elif not home.knows(reply.extents):
             self.fetch(link, home, until)
             if not home.knows(reply.extents):
                 raise self.nonsense(link, "a segment that it does not hand out")
-        leases = RemoteLeases(home, reply.grant, keys, reply.extents, reply.identities, values)
+        leases = RemoteLeases(
+            home, reply.grant, keys, reply.extents, reply.identities, values, self.spare
+        )
         return Loaded(leases, _REASONS.get(reply.reason, Reason.FAILED))
 
     def _reserved(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, repeat
 
 import msgspec
@@ -73,11 +73,16 @@ def to_keys(runs: Iterable[Run], /) -> list[Key]:
         digests = run.digests
         if len(digests) % 32:
             raise ValueError(f"{len(digests)} bytes are no 32-byte digests")
-        parts = [digests[i : i + 32] for i in range(0, len(digests), 32)]
+        parts = _digests(len(digests) // 32).unpack(digests)
         keys += map(_key, zip(repeat(run.space), parts, repeat(run.group)))
     if len(keys) > MOST_KEYS:
         raise ValueError(f"{len(keys)} keys in one request, at most {MOST_KEYS}")
     return keys
+
+
+@lru_cache(64)
+def _digests(count: int) -> struct.Struct:
+    return struct.Struct("32s" * count)
 
 
 def to_extents(packed: bytes, /) -> list[Extent]:

@@ -27,7 +27,7 @@ from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.address import Address, parse
 from lmcache_core.wire.codec import Notice, Reply, frame
-from lmcache_core.wire.grants import Home
+from lmcache_core.wire.grants import Home, Spare
 from lmcache_core.wire.link import Link
 
 T = TypeVar("T", bound=records.Message)
@@ -71,6 +71,7 @@ class Connections:
         self.home: Home | None = None
         self.trouble = Reason.CLOSED
         self.welcome: replies.Welcome | None = None
+        self.spare = Spare()
         self.revive: Callable[[], None] = lambda: None
         self._token = token.encode()
         self._name = name or f"pid {os.getpid()}"

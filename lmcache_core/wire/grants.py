@@ -13,6 +13,7 @@ from lmcache_core.spi.errors import Closed
 from lmcache_core.spi.keys import Key
 
 IDENTITY = 16
+_MOST_SPARE = 128 << 20
 WORDS = 4
 """Numbers per extent: segment, base, length, generation."""
 
@@ -78,6 +79,30 @@ class Home:
         return not extent.nbytes or self._maps[extent.segment].current(extent)
 
 
+class Spare:
+    """Buffers of streamed values, used again after their leases: fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, list[memoryview]] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> memoryview:
+        """A writable buffer of exactly this length, its content undefined."""
+        with self._lock:
+            if found := self._buffers.get(nbytes):
+                self._nbytes -= nbytes
+                return found.pop()
+        return memoryview(bytearray(nbytes))
+
+    def give(self, buffers: Iterable[memoryview]) -> None:
+        with self._lock:
+            for buffer in buffers:
+                if self._nbytes + buffer.nbytes <= _MOST_SPARE:
+                    self._nbytes += buffer.nbytes
+                    self._buffers.setdefault(buffer.nbytes, []).append(buffer)
+
+
 class RemoteLease:
     """Right to read one value (``spi.Lease``): one item of ``RemoteLeases``."""
 
@@ -120,9 +145,12 @@ class RemoteLease:
 
 
 class RemoteLeases(Sequence[RemoteLease]):
-    """Leases granted together; items are made when asked for. ``values`` are bytes of a stream."""
+    """Leases granted together; items are made when asked for.
 
-    __slots__ = ("grant", "home", "identities", "keys", "open", "values", "words")
+    ``values`` are bytes of a stream, from ``spare``, where they return when all leases have ended.
+    """
+
+    __slots__ = ("grant", "home", "identities", "keys", "open", "spare", "values", "words")
 
     def __init__(
         self,
@@ -132,9 +160,11 @@ class RemoteLeases(Sequence[RemoteLease]):
         packed: bytes,
         identities: bytes,
         values: Sequence[memoryview] | None = None,
+        spare: Spare | None = None,
     ) -> None:
         self.home = home
         self.grant = grant
+        self.spare = spare
         self.keys = keys
         self.words = memoryview(packed).cast("Q")
         self.identities = identities
@@ -165,12 +195,16 @@ class RemoteLeases(Sequence[RemoteLease]):
                 parts = [at for at in positions if self.open[at]]
                 for at in parts:
                     self.open[at] = 0
-                if any(self.open) and self.grant:
-                    home.ended_parts.setdefault(self.grant, []).extend(parts)
+                if any(self.open):
+                    if self.grant:
+                        home.ended_parts.setdefault(self.grant, []).extend(parts)
                     return
             if self.grant in home.held:
                 home.held.discard(self.grant)
                 home.ended.append(self.grant)
+            spare, self.spare = self.spare, None
+        if spare is not None and self.values is not None and not any(self.open):
+            spare.give(self.values)
 
 
 class RemoteReservation:

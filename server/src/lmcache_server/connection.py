@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lmcache_server.daemon import Daemon
 
 _ROOM = 1 << 16
-_SLICE = 1 << 20
+_SLICE = 4 << 20
 """Most raw bytes moved before other connections get their turn."""
 _MOST_WAITING = 64
 """Requests of one connection that wait for a tier at once."""
@@ -203,11 +203,17 @@ class Connection:
             self._end_fill()
 
     def _fill(self) -> None:
-        got = self._socket.recv_into(self._into[0][:_SLICE])
-        if not got:
-            self.close()
-            return
-        self._advance(got)
+        room = _SLICE
+        while self._into and room > 0:
+            try:
+                got = self._socket.recv_into(self._into[0][:room])
+            except (BlockingIOError, InterruptedError):
+                return
+            if not got:
+                self.close()
+                return
+            room -= got
+            self._advance(got)
         if not self._into:
             self._end_fill()
             self._parse()
@@ -349,28 +355,26 @@ class Connection:
             self._writing = True
             self._loop.add_writer(self._socket.fileno(), self._writable)
 
+    def _left(self, count: int) -> None:
+        """So many bytes have gone out."""
+        self._gone_out += count
+        view = self._out.popleft()
+        if count < view.nbytes:
+            self._out.appendleft(view[count:])
+
     def _writable(self) -> None:
+        """Send until the kernel has enough, or others must have their turn."""
+        room = _SLICE
         try:
-            batch: list[memoryview] = []
-            room = _SLICE
-            for view in self._out:
-                batch.append(view[:room])
-                room -= batch[-1].nbytes
-                if not room or len(batch) == 16:
-                    break
-            count = self._socket.sendmsg(batch)
+            while self._out and room > 0:
+                sent = self._socket.send(self._out[0][:room])
+                room -= sent
+                self._left(sent)
         except (BlockingIOError, InterruptedError):
-            return
+            pass
         except OSError:
             self.close()
             return
-        self._gone_out += count
-        while count:
-            view = self._out.popleft()
-            if count < view.nbytes:
-                self._out.appendleft(view[count:])
-                break
-            count -= view.nbytes
         while self._sent and self._sent[0][0] <= self._gone_out:
             self._sent.popleft()[1]()
         if not self._out:

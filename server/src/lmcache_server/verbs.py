@@ -127,16 +127,17 @@ def _words(extent: Any) -> tuple[int, int, int, int]:
 
 def pack(leases: Leases, count: int) -> tuple[bytes, bytes]:
     """Extents and identities of the first ``count`` leases, straight from the index's columns."""
-    index, segments = leases.columns, leases.arena.segments
+    index = leases.columns
     places, positions, nbytes = index.places, index.positions, index.nbytes
+    generation = [segment.generation for segment in leases.arena.segments]
+    slots = leases.slots[:count]
     words: list[int] = []
-    for slot in leases.slots[:count]:
+    extend = words.extend
+    for slot in slots:
         slab = places[slot]
-        number = slab.segment
-        base = slab.base + positions[slot] * slab.size
-        words += (number, base, nbytes[slot], segments[number].generation(base))
-    identity = index.identity
-    return array("Q", words).tobytes(), b"".join([identity(s) for s in leases.slots[:count]])
+        number, base = slab.segment, slab.base + positions[slot] * slab.size
+        extend((number, base, nbytes[slot], generation[number](base)))
+    return array("Q", words).tobytes(), b"".join(map(index.identity, slots))
 
 
 def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Reserve) -> Answer:
