@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import shutil
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -68,6 +71,13 @@ class DiskBackend(BlockingBackend):
             alignment=1 if config.direct is Direct.OFF else BLOCK,
             iov_max=64,
         )
+
+    @classmethod
+    def testing_config(cls) -> DiskConfig:
+        """A folder of its own, removed when the process ends."""
+        path = tempfile.mkdtemp(prefix="lmcache-verify-")
+        atexit.register(shutil.rmtree, path, ignore_errors=True)
+        return DiskConfig(path=path, fan_out=16)
 
     def open_blocking(self) -> None:
         config, context = self.config, self.context
@@ -259,7 +269,8 @@ class FsBackend(DiskBackend):
     """Values as files in folders that several nodes use at once: NFS, Lustre, Weka, BeeGFS.
 
     The same files as ``disk``; what differs is that nothing is locked, that answers of ``lookup`` are hints
-    because others delete, and that temporary files of others are removed only when they are old.
+    because others delete, and that temporary files of others are removed only when they are old. The limit is
+    what the file system sets: there is none of ours that nodes could share.
     """
 
     exclusive: ClassVar[bool] = False
