@@ -19,6 +19,15 @@ if [[ $(id -u) == 0 ]] && ! runuser -u nobody -- "$(python3 -c 'import sys; prin
     done
 fi
 
+# Unpacked, not installed: the package would start a server of its own.
+prometheus=.lmcache-work/prometheus
+if ! command -v prometheus >/dev/null && [[ ! -x $prometheus/usr/bin/prometheus ]] && command -v apt-get >/dev/null; then
+    [[ $(id -u) != 0 ]] || apt-get update -qq
+    mkdir -p "$prometheus"
+    (cd "$prometheus" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb)
+    echo 'system: unpacked prometheus'
+fi
+
 if ((${#missing[@]} == 0)); then
     echo 'system: everything is there'
     exit

@@ -220,6 +220,7 @@ CATALOGUE: tuple[Entry, ...] = (
         object="lmcache_server.http.command:app",
         extra="server",
         status="experimental",
+        service="prometheus",
     ),
     Entry(
         kind="commands",

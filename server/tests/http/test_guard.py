@@ -112,7 +112,7 @@ def test_names_are_allowed_by_name(tmp_path):
     said = []
 
     async def send(message):
-        said.append(message["status"] if "status" in message else None)
+        said.append(message.get("status"))
 
     for host in (b"cache.internal:8080", b"other.internal"):
         asyncio.run(guard({**named, "headers": [(b"host", host)]}, None, send))
