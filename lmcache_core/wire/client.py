@@ -19,6 +19,7 @@ from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import to_extents, to_runs
 from lmcache_core.wire.connection import Connections
 from lmcache_core.wire.grants import IDENTITY, Home, RemoteLease, RemoteLeases, RemoteReservation
+from lmcache_core.wire.greeting import nonsense
 from lmcache_core.wire.link import Link
 from lmcache_core.wire.records import MOST_KEYS
 
@@ -261,7 +262,7 @@ class DaemonClient(Connections):
     ) -> Loaded:
         count = len(reply.identities) // IDENTITY
         if len(reply.extents) != 32 * count or count > len(keys):
-            raise self.nonsense(link, "leases that were not asked for")
+            raise nonsense(link, "leases that were not asked for")
         values = None
         if not link.local:
             values = []
@@ -271,7 +272,7 @@ class DaemonClient(Connections):
         elif not home.knows(reply.extents):
             self.fetch(link, home, until)
             if not home.knows(reply.extents):
-                raise self.nonsense(link, "a segment that it does not hand out")
+                raise nonsense(link, "a segment that it does not hand out")
         leases = RemoteLeases(
             home, reply.grant, keys, reply.extents, reply.identities, values, self.spare
         )
@@ -290,7 +291,7 @@ class DaemonClient(Connections):
         if not local and not home.knows(reply.extents):
             self.fetch(link, home, until)
         if len(reply.grants) != len(wants):
-            raise self.nonsense(link, "another number of reservations")
+            raise nonsense(link, "another number of reservations")
         answers: list[Reservation | Refusal] = []
         refusals = iter(reply.refusals)
         for (key, nbytes), grant in zip(wants, reply.grants, strict=True):
@@ -299,7 +300,7 @@ class DaemonClient(Connections):
                 continue
             extent = next(extents)
             if extent.nbytes != nbytes:
-                raise self.nonsense(link, "a reservation of another size")
+                raise nonsense(link, "a reservation of another size")
             answers.append(RemoteReservation(home, grant, key, extent, local=local))
         return answers
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import hmac
 import logging
 import os
 import random
@@ -14,9 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from lmcache_core import ops
-from lmcache_core.identity import probe_digest
-from lmcache_core.spi.buffers import Extent
 from lmcache_core.spi.errors import (
     BackendError,
     ConfigError,
@@ -28,14 +23,12 @@ from lmcache_core.wire import records, replies
 from lmcache_core.wire.address import Address, parse
 from lmcache_core.wire.codec import Notice, Reply, frame
 from lmcache_core.wire.grants import Home, Spare
+from lmcache_core.wire.greeting import authenticate, greet, nonsense, refused
+from lmcache_core.wire.helper import RETRY, TICK, helper, watch
 from lmcache_core.wire.link import Link
 
 T = TypeVar("T", bound=records.Message)
-_TICK = 0.05
 _IDLE_TICK = 0.5
-_RETRY = (0.05, 1.0)
-"""First and longest pause between two tries to connect, before jitter."""
-_SLICE = 8 << 20
 
 
 class Connections:
@@ -81,7 +74,7 @@ class Connections:
         self._said = ""
         self._closed = False
         self._reset()
-        _watch_process(self)
+        watch(self)
         self.connect()
         self._start()
 
@@ -92,12 +85,17 @@ class Connections:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._idle: list[Link] = []
         self._busy = 0
         self._posts: list[records.Record] = []
         self._quiet_until = 0.0
         self._thread: threading.Thread | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is to be done for this client any more (in this process)."""
+        return self._closed or self._pid != os.getpid()
 
     def abandon(self) -> None:
         """Forget the parent's connections in the child of a fork; its memory is not mapped here."""
@@ -170,14 +168,14 @@ class Connections:
         try:
             before = [frame(record) for record in said]
             reply = link.call(make, until, before=before, after=after, received=received)
-            self._note(home, reply)
+            home.note(reply)
         except BackendError:
-            self._unsaid(home, said)
+            home.unsaid(said)
             raise
         if isinstance(reply, replies.Failed):
-            raise _refused(reply)
+            raise refused(reply)
         if not isinstance(reply, kind):
-            raise self.nonsense(link, f"{type(reply).__name__} instead of {kind.__name__}")
+            raise nonsense(link, f"{type(reply).__name__} instead of {kind.__name__}")
         return reply
 
     def fetch(self, link: Link, home: Home, until: float) -> None:
@@ -188,11 +186,6 @@ class Connections:
         )
         self._map(link, home, reply.segments, received)
 
-    def nonsense(self, link: Link, what: str) -> Unavailable:
-        """An answer that breaks the protocol ends the connection."""
-        link.close()
-        return Unavailable(f"the daemon at {self.address} sent {what}")
-
     def post(self, record: records.Record, /) -> None:
         """Send a one-way record some time soon."""
         with self._lock:
@@ -202,8 +195,8 @@ class Connections:
 
     def nudge(self) -> None:
         """What has ended goes out with the next request, or with the helper thread's next turn."""
-        if not self._wake.is_set():
-            self._wake.set()
+        if not self.wake.is_set():
+            self.wake.set()
 
     def on_ready(self, job: int, call: Callable[[replies.Ready], None], /) -> None:
         """Call (once) when the prefetch of this number has ended."""
@@ -217,36 +210,7 @@ class Connections:
         if self._posts:
             with self._lock:
                 said, self._posts = self._posts, []
-        if home.ended or home.ended_parts or home.aborted:
-            with home.lock:
-                ended, home.ended = home.ended, []
-                parts, home.ended_parts = home.ended_parts, {}
-                aborted, home.aborted = home.aborted, []
-            if ended or parts:
-                said.append(records.Release(ended, [*parts.items()]))
-            if aborted:
-                said.append(records.Abort(aborted))
-        return said
-
-    def _unsaid(self, home: Home, said: Sequence[records.Record]) -> None:
-        """Endings may not have arrived; saying them twice is harmless."""
-        with home.lock:
-            for record in said:
-                if isinstance(record, records.Release):
-                    home.ended += record.grants
-                    for grant, positions in record.parts:
-                        home.ended_parts.setdefault(grant, []).extend(positions)
-                elif isinstance(record, records.Abort):
-                    home.aborted += record.grants
-
-    def _note(self, home: Home, reply: Reply) -> None:
-        """Grants count as held from the moment they are read off the socket."""
-        if isinstance(reply, replies.Granted) and reply.grant:
-            with home.lock:
-                home.held.add(reply.grant)
-        elif isinstance(reply, replies.Reserved):
-            with home.lock:
-                home.held.update(grant for grant in reply.grants if grant)
+        return said + home.endings()
 
     # -- connecting ----------------------------------------------------------------------------------------
 
@@ -282,7 +246,7 @@ class Connections:
                         f"{error}; a client that cannot reach the daemon's own socket needs its token"
                     ) from error
         if not link.local:
-            self._authenticate(link, welcome, until)
+            authenticate(link, welcome, self._token, until)
         if home is not None and welcome.boot != home.boot:
             link.close()
             self._lost(home)
@@ -310,49 +274,16 @@ class Connections:
     def _greet(
         self, address: Address, home: Home | None, until: float
     ) -> tuple[Link, replies.Welcome, list[int]]:
-        link = Link(
-            address, timeout=max(0.001, until - self.now()), notify=self._notice, late=self._drop
-        )
-        received: list[int] = []
-        descriptors = [os.pidfd_open(os.getpid())] if link.local else []
         session, held = b"", None
         if home is not None:
             session = home.session
             with self._lock:
                 if self.home is None and not self._busy:  # no reply is under way to anybody
                     held = sorted(home.held)
-        try:
-            reply = link.call(
-                lambda id: records.Hello(
-                    id, records.VERSION, probe_digest(), os.getpid(),
-                    list(records.CAPABILITIES), session, held, self._name,
-                ),
-                until, descriptors=descriptors, received=received if link.local else None,
-            )  # fmt: skip
-        except BaseException:
-            link.close()
-            raise
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if isinstance(reply, replies.Failed):
-            link.close()
-            raise _refused(reply)
-        if not isinstance(reply, replies.Welcome) or reply.version != records.VERSION:
-            raise self.nonsense(link, "no welcome of this version of the protocol")
-        if reply.probe != probe_digest():
-            raise self.nonsense(link, "keys made by other rules; both sides need one release")
-        return link, reply, received
-
-    def _authenticate(self, link: Link, welcome: replies.Welcome, until: float) -> None:
-        if not welcome.challenge or not self._token:
-            link.close()
-            raise Unavailable(f"the daemon at {self.address} serves only clients with its token")
-        mac = hmac.digest(self._token, welcome.challenge + welcome.boot, "sha256")
-        reply = link.call(lambda id: records.Auth(id, mac), until)
-        if isinstance(reply, replies.Failed):
-            link.close()
-            raise _refused(reply)
+        link = Link(
+            address, timeout=max(0.001, until - self.now()), notify=self._notice, late=self._drop
+        )
+        return link, *greet(link, self._name, session, held, until)
 
     def _map(
         self, link: Link, home: Home, segments: Sequence[tuple[int, int, int]], received: list[int]
@@ -360,7 +291,7 @@ class Connections:
         try:
             home.map(segments, received)
         except (ValueError, OSError) as error:
-            raise self.nonsense(link, f"memory that is none: {error}") from error
+            raise nonsense(link, f"memory that is none: {error}") from error
 
     def _lost(self, home: Home) -> None:
         with self._lock:
@@ -392,7 +323,7 @@ class Connections:
             if self._thread is None and not self._closed:
                 # Daemonic: nothing waits for it, and it must not keep the process.
                 self._thread = threading.Thread(
-                    target=_help, args=(weakref.ref(self),), name="lmcache-daemon-client",
+                    target=helper, args=(weakref.ref(self),), name="lmcache-daemon-client",
                     daemon=True,
                 )  # fmt: skip
                 self._thread.start()
@@ -403,8 +334,8 @@ class Connections:
         if home is None:
             self.revive()
             if self.connect():
-                return _TICK
-            return min(_RETRY[1], pause * 2) * random.uniform(0.7, 1.3)
+                return TICK
+            return min(RETRY[1], pause * 2) * random.uniform(0.7, 1.3)
         with suppress(BackendError):
             self._flush(home)
             self._populate(home)
@@ -432,18 +363,12 @@ class Connections:
                 with self.link(until) as (link, _):
                     link.send([frame(record) for record in said], until)
         except BackendError:
-            self._unsaid(home, said)
+            home.unsaid(said)
             raise
 
     def _populate(self, home: Home) -> None:
         """Fault in what the daemon has backed, so that no call pays for it."""
-        for number, backed in list(home.backed.items()):
-            done = home.populated.get(number, 0)
-            while done < backed and not self._closed:
-                size = min(_SLICE, backed - done)
-                ops.populate(home.view(Extent(number, done, size, 0)))
-                done += size
-            home.populated[number] = done
+        home.populate(lambda: self._closed)
         if any(home.populated.get(n, 0) < size for n, size in home.sizes.items()):
             until = self.now() + self.timeout
             with self.link(until) as (link, now):
@@ -463,14 +388,8 @@ class Connections:
 
     def _drop(self, reply: Reply) -> None:
         """A reply came after its deadline: give back what it grants."""
-        home = self.home
-        if home is None:
-            return
-        with home.lock:
-            if isinstance(reply, replies.Granted) and reply.grant:
-                home.ended.append(reply.grant)
-            elif isinstance(reply, replies.Reserved):
-                home.aborted += [grant for grant in reply.grants if grant]
+        if self.home is not None:
+            self.home.late(reply)
         self.nudge()
 
     def _say(self, text: str, level: int) -> None:
@@ -478,49 +397,3 @@ class Connections:
         if text != self._said:
             self._said = text
             self._log.log(level, "%s", text)
-
-
-def _help(reference: weakref.ref[Connections]) -> None:
-    """The helper thread: ends with its client."""
-    pause = _RETRY[0]
-    while True:
-        client = reference()
-        if client is None or client._closed or client._pid != os.getpid():
-            return
-        wake = client._wake
-        wake.clear()
-        pause = client.help(pause)
-        connected = client.home is not None
-        del client
-        if connected:
-            wake.wait(pause)
-            time.sleep(
-                _TICK
-            )  # what ends mostly goes out with the next request; this is for the rest
-        else:
-            time.sleep(pause)
-
-
-def _watch_process(client: Connections) -> None:
-    """The child of a fork has neither mapping nor connections; at exit no thread may be in native code."""
-    reference = weakref.ref(client)
-
-    def forget() -> None:
-        found = reference()
-        if found is not None:
-            found.abandon()
-
-    def leave() -> None:
-        found = reference()
-        if found is not None:
-            found.shut()
-
-    os.register_at_fork(after_in_child=forget)
-    atexit.register(leave)
-    weakref.finalize(client, atexit.unregister, leave)
-
-
-def _refused(reply: replies.Failed) -> Exception:
-    if reply.kind == "config":
-        return ConfigError(reply.message)
-    return Unavailable(reply.message) if reply.kind == "closed" else BackendError(reply.message)

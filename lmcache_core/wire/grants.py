@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
+from lmcache_core import ops
 from lmcache_core.memory.arena import ArenaMap
 from lmcache_core.spi.buffers import Extent
 from lmcache_core.spi.errors import Closed
 from lmcache_core.spi.keys import Key
+from lmcache_core.wire.codec import Reply
+from lmcache_core.wire.records import Abort, Record, Release
+from lmcache_core.wire.replies import Granted, Reserved
 
 IDENTITY = 16
 _MOST_SPARE = 128 << 20
+_SLICE = 8 << 20
 WORDS = 4
 """Numbers per extent: segment, base, length, generation."""
 
@@ -57,6 +62,52 @@ class Home:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def populate(self, stop: Callable[[], bool]) -> None:
+        """Fault in what the daemon has backed, so that no call pays for it."""
+        for number, backed in list(self.backed.items()):
+            done = self.populated.get(number, 0)
+            while done < backed and not stop():
+                size = min(_SLICE, backed - done)
+                ops.populate(self.view(Extent(number, done, size, 0)))
+                done += size
+            self.populated[number] = done
+
+    def note(self, reply: Reply) -> None:
+        """Grants count as held from the moment they are read off the socket."""
+        with self.lock:
+            self.held.update(_grants(reply))
+
+    def late(self, reply: Reply) -> None:
+        """Nobody waits for this reply any more: give back what it grants."""
+        with self.lock:
+            (self.ended if isinstance(reply, Granted) else self.aborted).extend(_grants(reply))
+
+    def endings(self) -> list[Record]:
+        """What the daemon has not been told yet."""
+        if not (self.ended or self.ended_parts or self.aborted):
+            return []
+        with self.lock:
+            ended, self.ended = self.ended, []
+            parts, self.ended_parts = self.ended_parts, {}
+            aborted, self.aborted = self.aborted, []
+        said: list[Record] = []
+        if ended or parts:
+            said.append(Release(ended, [*parts.items()]))
+        if aborted:
+            said.append(Abort(aborted))
+        return said
+
+    def unsaid(self, said: Iterable[Record]) -> None:
+        """Endings that may not have arrived; saying them twice is harmless."""
+        with self.lock:
+            for record in said:
+                if isinstance(record, Release):
+                    self.ended += record.grants
+                    for grant, positions in record.parts:
+                        self.ended_parts.setdefault(grant, []).extend(positions)
+                elif isinstance(record, Abort):
+                    self.aborted += record.grants
+
     def knows(self, packed: bytes) -> bool:
         """Whether all segments of packed extents are mapped here."""
         with memoryview(packed).cast("Q") as words:
@@ -77,6 +128,12 @@ class Home:
     def current(self, extent: Extent) -> bool:
         """Whether the place still belongs to the value it was named for; ask again after the copy."""
         return not extent.nbytes or self._maps[extent.segment].current(extent)
+
+
+def _grants(reply: Reply) -> list[int]:
+    if isinstance(reply, Granted):
+        return [reply.grant] if reply.grant else []
+    return [grant for grant in reply.grants if grant] if isinstance(reply, Reserved) else []
 
 
 class Spare:
