@@ -83,7 +83,7 @@ def check(ledger: Ledger) -> None:
         assert index.leases[slot] == leases[slot], f"slot {slot}: lease count"
         visible = State.DIRTY if flags & DIRTY else State.CLEAN
         sums[State.QUARANTINED if flags & HIDDEN else visible] += slab.size
-        usages[index.tenants[slot]] += slab.size
+        usages[index.tenant_name(slot)] += slab.size
         internal += slab.size - index.nbytes[slot]
         users[id(slab), index.positions[slot]] = slot
     for owner, record in ledger.owners.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from sys import intern
 from typing import Any
 
 from lmcache_core.spi.keys import Key
@@ -22,25 +21,28 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 class Table:
-    """Slots by digest for the keys of one space and group."""
+    """Slots by digest for the keys of one space and group.
 
-    __slots__ = ("group", "salt", "slots", "space")
+    ``homes`` are what ``Index`` keeps per slot, one object per tenant: this table and the tenant's name.
+    """
+
+    __slots__ = ("group", "homes", "salt", "slots", "space")
 
     def __init__(self, space: bytes, group: int) -> None:
         self.space = space
         self.group = group
         self.salt = _salt(space, group)
         self.slots: dict[bytes, int] = {}
+        self.homes: dict[str, tuple[Table, str]] = {}
 
 
 class Index:
-    """Slots by key, and their columns. Nothing is left of a space or tenant without values.
+    """Slots by key, and their columns. Nothing is left of a space without values.
 
     Columns (read freely, index them by slot; those marked * may be written):
 
     * ``nbytes``: length of the value.
     * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
-    * ``tenants``: name of the tenant.
     * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
     * ``places``, ``positions``, ``leases`` *: extents of a pool (only with ``extents``).
     """
@@ -48,17 +50,16 @@ class Index:
     def __init__(self, *, extents: bool = False) -> None:
         self._tables: dict[tuple[bytes, int], Table] = {}
         self._digests: list[bytes | None] = []
-        self._table: list[Table | None] = []
+        self._home: list[tuple[Table, str] | None] = []
         self._free: list[int] = []
         self._labels: dict[str, set[int]] = {}
         self._labelled: dict[int, set[str]] = {}
         self._identity = bytearray()
         self.nbytes = array("Q")
         self.flags = bytearray()
-        self.tenants: list[str] = []
         self.expires = array("d")
         self.extents = extents
-        self.positions = array("I")
+        self.positions = array("H")  # a slab has at most 16 Ki extents
         self.leases = array("I")
         self.places: list[Any] = []
 
@@ -110,10 +111,11 @@ class Index:
         slot = self._free.pop() if self._free else self._grow()
         table.slots[digest] = slot
         self._digests[slot] = digest
-        self._table[slot] = table
+        self._home[slot] = table.homes.get(tenant) or table.homes.setdefault(
+            tenant, (table, tenant)
+        )
         self.nbytes[slot] = nbytes
         self.flags[slot] = 0
-        self.tenants[slot] = intern(str(tenant))
         self.expires[slot] = expires
         start = slot * IDENTITY_NBYTES
         assert len(identity) == IDENTITY_NBYTES
@@ -122,17 +124,18 @@ class Index:
 
     def hide(self, slot: int, /) -> None:
         """Make the value absent but keep its record until ``remove`` (somebody still reads it)."""
-        table, digest = self._table[slot], self._digests[slot]
-        if table is not None and digest is not None and table.slots.get(digest) == slot:
+        home, digest = self._home[slot], self._digests[slot]
+        if home is not None and digest is not None and home[0].slots.get(digest) == slot:
+            table = home[0]
             del table.slots[digest]
             if not table.slots:
                 del self._tables[table.space, table.group]
+                table.homes.clear()  # no cycle is left to the collector
 
     def remove(self, slot: int, /) -> None:
         """Forget a record; its slot may be used again."""
         self.hide(slot)
-        self._digests[slot] = self._table[slot] = None
-        self.tenants[slot] = ""
+        self._digests[slot] = self._home[slot] = None
         for label in self._labelled.pop(slot, ()):
             self._labels[label].discard(slot)
             if not self._labels[label]:
@@ -143,14 +146,14 @@ class Index:
 
     def key(self, slot: int, /) -> Key:
         """The key of a slot in use."""
-        table, digest = self._table[slot], self._digests[slot]
-        assert table is not None and digest is not None, f"slot {slot} is empty"
-        return Key(table.space, digest, table.group)
+        home, digest = self._home[slot], self._digests[slot]
+        assert home is not None and digest is not None, f"slot {slot} is empty"
+        return Key(home[0].space, digest, home[0].group)
 
     def visible(self, slot: int, /) -> bool:
         """Whether the slot is in use and not hidden."""
-        table, digest = self._table[slot], self._digests[slot]
-        return table is not None and digest is not None and table.slots.get(digest) == slot
+        home, digest = self._home[slot], self._digests[slot]
+        return home is not None and digest is not None and home[0].slots.get(digest) == slot
 
     def fingerprint(self, key: Key, /) -> int:
         """64-bit number drawn from a key, for policies."""
@@ -164,7 +167,9 @@ class Index:
 
     def tenant_name(self, slot: int, /) -> str:
         """Whose value it is."""
-        return self.tenants[slot]
+        home = self._home[slot]
+        assert home is not None, f"slot {slot} is empty"
+        return home[1]
 
     def slots(self) -> Iterator[int]:
         """All slots in use, hidden ones too, ascending."""
@@ -181,8 +186,8 @@ class Index:
         page: list[int] = []
         end = min(len(self._digests), after + max(limit, _LOOK))
         for slot in range(after, end):
-            table = self._table[slot]
-            if table is not None and space in (None, table.space) and self.visible(slot):
+            home = self._home[slot]
+            if home is not None and space in (None, home[0].space) and self.visible(slot):
                 if len(page) == limit:
                     return page, slot
                 page.append(slot)
@@ -200,11 +205,10 @@ class Index:
 
     def _grow(self) -> int:
         self._digests.append(None)
-        self._table.append(None)
+        self._home.append(None)
         self._identity.extend(NO_IDENTITY)
         self.nbytes.append(0)
         self.flags.append(0)
-        self.tenants.append("")
         self.expires.append(NEVER)
         if self.extents:
             self.positions.append(0)

@@ -137,9 +137,9 @@ class Ledger:
         limit = self.quotas.get(tenant, self.default_quota)
         if limit is None:
             return True
-        tenants = self.index.tenants
+        whose = self.index.tenant_name
         while self.usages.get(tenant, 0) + size > limit:
-            victim = self._victim(lambda slot: tenants[slot] == tenant) if size <= limit else None
+            victim = self._victim(lambda slot: whose(slot) == tenant) if size <= limit else None
             if victim is None:
                 return False
             self._evict(victim)
@@ -296,7 +296,7 @@ class Ledger:
     def _free_value(self, slot: int, state: State) -> None:
         index = self.index
         place = index.places[slot], index.positions[slot]
-        self._free(*place, index.nbytes[slot], state, index.tenants[slot])
+        self._free(*place, index.nbytes[slot], state, index.tenant_name(slot))
         index.remove(slot)
 
     def _free(
