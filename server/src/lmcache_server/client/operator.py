@@ -20,6 +20,7 @@ from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.codec import Notice, to_extents, to_runs
 from lmcache_core.wire.grants import Home
+from lmcache_core.wire.greeting import nonsense
 from lmcache_core.wire.link import Link
 
 T = TypeVar("T", bound=records.Message)
@@ -139,7 +140,7 @@ class Operator(DaemonClient):
             )  # fmt: skip
             extents = to_extents(granted.extents)
             if len(extents) > 1:
-                raise self.nonsense(link, "more values than were asked for")
+                raise nonsense(link, "more values than were asked for")
             if not extents:
                 return Checksum(key.text)
             value = memoryview(bytearray(extents[0].nbytes))
