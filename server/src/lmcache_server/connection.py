@@ -14,7 +14,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lmcache_core.memory.leases import OwnerProcess
@@ -22,7 +21,7 @@ from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
 from lmcache_core.wire.link import peer
-from lmcache_server.session import Session
+from lmcache_server.session import Session, pidfd_of
 
 if TYPE_CHECKING:
     from lmcache_server.daemon import Daemon
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 _ROOM = 1 << 16
 _SLICE = 4 << 20
 """Most raw bytes moved before other connections get their turn."""
-_MOST_WAITING = 64
-"""Requests of one connection that wait for a tier at once."""
-_PEERPIDFD = 77  # SO_PEERPIDFD, Linux 6.5
+_MOST_WAITING = 64  # requests of one connection that wait for a tier at once
 _MOST_HELLO = 4096
 """Longest frame before the hello was accepted."""
 
@@ -184,9 +181,9 @@ class Connection:
             reply = replies.Failed(id, "request", f"internal error: {type(error).__name__}")
         finally:
             self._waiting -= 1
+        if reply is not None:
+            self.reply(reply)
         if not self._closed:
-            if reply is not None:
-                self.reply(reply)
             self._parse()
 
     def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
@@ -289,7 +286,7 @@ class Connection:
             if session.token not in sessions.by_token:  # it held nothing else and was over
                 session = None
         if session is None:
-            pidfd = self._pidfd()
+            pidfd = pidfd_of(self._socket, self._pid, self._pidfds)
             if pidfd < 0:
                 return None
             process = OwnerProcess(pidfd, hello.name)
@@ -299,15 +296,6 @@ class Connection:
             os.close(descriptor)
         self._pidfds.clear()
         return session
-
-    def _pidfd(self) -> int:
-        """Of the peer: from the kernel, or (from another pid namespace) sent by itself."""
-        with suppress(OSError):
-            return self._socket.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
-        with suppress(OSError):
-            if self._pid:
-                return os.pidfd_open(self._pid)
-        return self._pidfds.pop() if self._pidfds else -1
 
     def _enter(self, session: Session) -> None:
         self.session = session

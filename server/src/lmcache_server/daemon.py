@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -32,6 +31,7 @@ from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies
 from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
+from lmcache_server.describing import document
 from lmcache_server.engines import Engines
 from lmcache_server.session import Session, Sessions
 from lmcache_server.verbs import VALUE_VERBS, Answer
@@ -100,9 +100,9 @@ class Daemon:
         self._refused: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
-        self._quotas: dict[str, int] = {}
+        self.quotas: dict[str, int] = {}
         self._stock: tuple[float, bool] = (0.0, False)
-        self._begun = time.time()
+        self.begun = time.time()
         self._idle_since: float | None = None
 
     async def run(self) -> Shutdown:
@@ -210,54 +210,7 @@ class Daemon:
 
     def describe(self) -> bytes:
         """The document behind ``lmcache describe`` (JSON)."""
-        manager, config = self.manager, self.effective.config
-        manager.measure()
-        snapshot = manager.metrics.snapshot()
-        tiers = [
-            {
-                "name": name,
-                "bytes": int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
-                "chunks": int(snapshot.total("lmcache_tier_chunks", tier=name)),
-                "limit": int(snapshot.total("lmcache_tier_limit_bytes", tier=name)),
-            }
-            for name in (tier.name for tier in manager.tiers)
-        ]
-        stock = manager.pool.accounting()
-        document = {
-            "version": __version__,
-            "boot": self.boot.hex(),
-            "pid": os.getpid(),
-            "started": self._begun,
-            "socket": self.options.path,
-            "tcp": f"{self.options.host}:{self.options.port}" if self.options.port else None,
-            "token": bool(self.options.token),
-            "arena_mode": self.options.mode,
-            "chunk_size": config.engine.chunk_size,
-            "frozen": manager.frozen,
-            "memory": {
-                "tier": manager.context.tier,
-                **{name: getattr(stock, name) for name in stock.__slots__ if name != "usage"},
-            },
-            "tenants": {name or "default": nbytes for name, nbytes in stock.usage.items()},
-            "quotas": self._quotas,
-            "tiers": tiers,
-            "clients": [
-                {
-                    "name": session.name,
-                    "pid": session.pid,
-                    "connections": len(session.connections),
-                    "leases": len(session.leases),
-                    "reservations": len(session.reservations),
-                }
-                for session in self.sessions.by_token.values()
-            ],
-            "engines": {
-                engine.name: {"ranks": engine.ranks, "missing": engine.missing}
-                for engine in self.engines.by_name.values()
-            },
-            "slowest_turn_s": self.slowest,
-        }
-        return json.dumps(document).encode()
+        return document(self)
 
     def crowded(self) -> bool:
         """Whether leases hold their whole share of memory; looked at now and then, as it costs."""
@@ -271,10 +224,10 @@ class Daemon:
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
         """Limit a tenant's share of memory from now on."""
         if nbytes is None:
-            self._quotas.pop(tenant, None)
+            self.quotas.pop(tenant, None)
         else:
-            self._quotas[tenant] = nbytes
-        self._limit(self._quotas)
+            self.quotas[tenant] = nbytes
+        self._limit(self.quotas)
 
     def _limit(self, quotas: Mapping[str, int]) -> None:
         named = {name: nbytes for name, nbytes in quotas.items() if name != "default"}
@@ -388,7 +341,7 @@ class Daemon:
             for name, each in new.tenants.items()
             if each.quota is not None
         }
-        self._quotas = quotas
+        self.quotas = quotas
         self._limit(quotas)
         limits = {tier.name: tier.size for tier in new.tiers}
         for tier in self.manager.tiers:

@@ -7,9 +7,12 @@ new connection, or until its pidfd proves that it is gone. Clients that only str
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from lmcache_core.memory.leases import Held, OwnerProcess
@@ -19,6 +22,8 @@ from lmcache_core.storage.manager import StorageManager
 
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
+
+_PEERPIDFD = 77  # SO_PEERPIDFD, Linux 6.5
 
 
 class Shared(Protocol):
@@ -168,3 +173,13 @@ class Sessions:
     def _forget_if_over(self, session: Session) -> None:
         if not session.connections and session.empty:
             self._end(session)
+
+
+def pidfd_of(connection: socket.socket, pid: int, sent: list[int], /) -> int:
+    """A pidfd of the peer, -1 where there is none: from the kernel, or (from another namespace) as ``sent``."""
+    with suppress(OSError):
+        return connection.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
+    with suppress(OSError):
+        if pid:
+            return os.pidfd_open(pid)
+    return sent.pop() if sent else -1

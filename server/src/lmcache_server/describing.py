@@ -1,0 +1,68 @@
+"""The document behind ``lmcache describe``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from lmcache_core import __version__
+
+if TYPE_CHECKING:
+    from lmcache_server.daemon import Daemon
+
+
+def document(daemon: Daemon) -> bytes:
+    """Everything about a daemon that is no metric, as JSON."""
+    manager, config = daemon.manager, daemon.effective.config
+    manager.measure()
+    snapshot = manager.metrics.snapshot()
+    tiers = [
+        {
+            "name": name,
+            "bytes": int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
+            "chunks": int(snapshot.total("lmcache_tier_chunks", tier=name)),
+            "limit": int(snapshot.total("lmcache_tier_limit_bytes", tier=name)),
+        }
+        for name in (tier.name for tier in manager.tiers)
+    ]
+    stock = manager.pool.accounting()
+    document = {
+        "version": __version__,
+        "boot": daemon.boot.hex(),
+        "pid": os.getpid(),
+        "started": daemon.begun,
+        "socket": daemon.options.path,
+        "tcp": f"{daemon.options.host}:{daemon.options.port}" if daemon.options.port else None,
+        "token": bool(daemon.options.token),
+        "arena_mode": daemon.options.mode,
+        "chunk_size": config.engine.chunk_size,
+        "frozen": manager.frozen,
+        "memory": {
+            "tier": manager.context.tier,
+            **{name: getattr(stock, name) for name in stock.__slots__ if name != "usage"},
+        },
+        "tenants": {name or "default": nbytes for name, nbytes in stock.usage.items()},
+        "quotas": daemon.quotas,
+        "tiers": tiers,
+        "clients": [
+            {
+                "name": session.name,
+                "pid": session.pid,
+                "connections": len(session.connections),
+                "leases": len(session.leases),
+                "reservations": len(session.reservations),
+            }
+            for session in daemon.sessions.by_token.values()
+        ],
+        "engines": {
+            engine.name: {"ranks": engine.ranks, "missing": engine.missing}
+            for engine in daemon.engines.by_name.values()
+        },
+        "slowest_turn_s": daemon.slowest,
+        "config": [
+            {"key": each.path, "value": each.value, "source": each.source}
+            for each in daemon.effective.settings
+        ],
+    }
+    return json.dumps(document, default=str).encode()
