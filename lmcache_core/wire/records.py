@@ -268,7 +268,7 @@ class Quota(Message):
 
 
 class Tier(Message):
-    """Change a configured tier: ``limit`` (with ``nbytes``) or ``remove``."""
+    """Change a configured tier: ``limit`` (with ``nbytes``), ``remove`` or ``restore`` after that."""
 
     name: Label
     action: Label

@@ -26,7 +26,7 @@ from lmcache_core.identity import EXACT, probe_digest
 from lmcache_core.memory.arena import Access
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import ConfigError, LMCacheError, Secret
-from lmcache_core.storage.build import build, default_context
+from lmcache_core.storage.build import Builder, default_context
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies
 from lmcache_server.admin import ADMIN_VERBS
@@ -122,11 +122,12 @@ class Daemon:
         events = Emitter(observers, metrics, log=self.log)
         claim = self._claim()
         try:
-            self.manager = await build(
-                config, registry, metrics=metrics,
-                context=lambda name: default_context(name, events),
-                access=self.options.access, overcommit=self.options.overcommit,
-            )  # fmt: skip
+            self.builder = Builder(
+                config, registry, metrics, lambda name: default_context(name, events)
+            )
+            self.builder.access = self.options.access
+            self.builder.overcommit = self.options.overcommit
+            self.manager = await self.builder.build()
             self.sessions = Sessions(self.manager, self._session_over)
             self.engines = Engines(self.manager, self.log.info)
             if self.options.port:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from tests.wire.daemons import SPACE, Daemon, describe, key, store, value, wait_for
+from tests.wire.daemons import SPACE, Daemon, describe, free_port, key, store, value, wait_for
 
 
 def test_health_follows_the_daemon(tmp_path, web_of):
@@ -26,6 +26,21 @@ def test_status_says_what_the_daemon_says(web, operator, stored):
     assert body["pid"] == operator.describe()["pid"]
     assert [tier["name"] for tier in body["tiers"]] == ["disk"]
     assert body["memory"]["values"] == 4
+
+
+def test_config_names_where_settings_come_from_and_no_secret(tmp_path, web_of):
+    with Daemon(tmp_path, port=free_port(), token="do-not-tell") as daemon:
+        web = web_of(f"unix://{daemon.path}")
+        rows = {row["key"]: row for row in web.ask("GET", "/config", token=False)[2]}
+        assert rows["tiers.cpu.size"]["source"] != "default"
+        assert rows["chunk_size"]["value"] == 256
+        for path in ("/config", "/status", "/metrics"):
+            assert "do-not-tell" not in str(web.ask("GET", path, token=False))
+
+
+def test_nothing_of_the_daemons_memory_is_mapped(operator, stored):
+    assert operator.checksum(key(1)).nbytes == 65536
+    assert operator.home.sizes == {}
 
 
 def test_objects_are_listed_page_by_page_and_digested(web, stored):
@@ -96,17 +111,26 @@ def test_move_names_tiers_that_are_there(web, stored):
     assert web.ask("POST", "/cache/clear", {"tier": "x"})[0] == 400
 
 
-def test_a_named_tier_is_resized_and_taken_out_and_none_can_be_added(tmp_path, web_of):
+def test_a_named_tier_is_resized_taken_out_and_put_back_and_none_can_be_added(tmp_path, web_of):
     disk = ("--l2-disk-path", str(tmp_path / "kv"), "--l2-disk-size-gb", "0.1")
-    with Daemon(tmp_path, *disk) as daemon:
-        web = web_of(f"unix://{daemon.path}")
+    with Daemon(tmp_path, "--arena-mode", "shared-rw", *disk) as daemon:
+        web, client = web_of(f"unix://{daemon.path}"), daemon.client(timeout=5)
+        assert store(client, 1, 2) == [True, True]
+        client.flush()
+        web.ask("POST", "/cache/clear", {"tier": "cpu"})
         assert web.ask("PUT", "/tiers/disk/limit", {"nbytes": 50 << 20})[0] == 200
         assert web.ask("GET", "/tiers", token=False)[2][0]["limit"] == 50 << 20
         assert web.ask("PUT", "/tiers/other/limit", {"nbytes": 1})[0] == 400
         for method in ("POST", "PUT"):
             assert web.ask(method, "/tiers", {"disk": {"path": "/tmp"}})[0] == 405
-        assert web.ask("DELETE", "/tiers/disk", {})[0] == 200
+        assert web.ask("PUT", "/tiers/disk/enable")[0] == 400
+        assert web.ask("PUT", "/tiers/disk/disable", {})[0] == 200
         assert web.ask("GET", "/tiers", token=False)[2] == []
+        assert web.ask("PUT", "/tiers/other/enable")[0] == 400
+        assert web.ask("PUT", "/tiers/disk/enable")[0] == 200
+        wait_for(lambda: web.ask("GET", "/tiers", token=False)[2][0]["chunks"] == 2)
+        assert client.lookup([key(1), key(2)]).places[0].tier == "disk"
+        client.close()
 
 
 def test_log_level_and_flush(web, stored):

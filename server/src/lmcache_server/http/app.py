@@ -84,7 +84,13 @@ def _looking(operator: Operator) -> APIRouter:
     @router.get("/status")
     def status() -> Document:
         """The daemon, its memory, tiers, tenants, clients and engines."""
-        return operator.describe()
+        return {name: each for name, each in operator.describe().items() if name != "config"}
+
+    @router.get("/config")
+    def config() -> list[Document]:
+        """Every effective setting and where it came from; secrets are not shown."""
+        found: list[Document] = operator.describe()["config"]
+        return found
 
     @router.get("/quota")
     def quotas() -> Document:
@@ -223,15 +229,21 @@ def _changing(operator: Operator) -> APIRouter:
         operator.do(replies.Done, make)
         return {"name": name, "limit": body.nbytes}
 
-    @router.delete("/tiers/{name}")
+    @router.put("/tiers/{name}/disable")
     def disable(name: bodies.NamePath, body: bodies.Timed) -> Document:
-        """Write what a lower tier still wants, and serve from it no more until the daemon starts again."""
+        """Write what a lower tier still wants, then serve from it no more."""
 
         def make(id: int) -> records.Message:
             return records.Tier(id, name, "remove", 0, body.seconds)
 
         operator.do(replies.Done, make, seconds=body.seconds)
-        return {"name": name}
+        return {"name": name, "enabled": False}
+
+    @router.put("/tiers/{name}/enable")
+    def enable(name: bodies.NamePath) -> Document:
+        """Serve again from a configured tier, where it stood."""
+        operator.do(replies.Done, lambda id: records.Tier(id, name, "restore"))
+        return {"name": name, "enabled": True}
 
     @router.put("/loglevel")
     def log_level(body: bodies.Level) -> Document:
