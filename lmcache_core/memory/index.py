@@ -165,6 +165,11 @@ class Index:
         """The 16-byte digest given at ``add``."""
         return bytes(self._identity[slot * IDENTITY_NBYTES : (slot + 1) * IDENTITY_NBYTES])
 
+    def identities(self, slots: Iterable[int], /) -> bytes:
+        """The digests of several slots, back to back."""
+        digests, size = self._identity, IDENTITY_NBYTES
+        return b"".join([digests[slot * size : (slot + 1) * size] for slot in slots])
+
     def tenant_name(self, slot: int, /) -> str:
         """Whose value it is."""
         home = self._home[slot]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core.memory.leases import Held, Leases
@@ -127,17 +128,17 @@ def _words(extent: Any) -> tuple[int, int, int, int]:
 
 def pack(leases: Leases, count: int) -> tuple[bytes, bytes]:
     """Extents and identities of the first ``count`` leases, straight from the index's columns."""
-    index = leases.columns
-    places, positions, nbytes = index.places, index.positions, index.nbytes
+    index, slots = leases.columns, leases.slots[:count]
     generation = [segment.generation for segment in leases.arena.segments]
-    slots = leases.slots[:count]
+    pick = itemgetter(*slots, slots[-1])  # one more, so that it is a tuple always
     words: list[int] = []
     extend = words.extend
-    for slot in slots:
-        slab = places[slot]
-        number, base = slab.segment, slab.base + positions[slot] * slab.size
-        extend((number, base, nbytes[slot], generation[number](base)))
-    return array("Q", words).tobytes(), b"".join(map(index.identity, slots))
+    for slab, position, nbytes in zip(
+        pick(index.places), pick(index.positions), pick(index.nbytes), strict=True
+    ):
+        number, base = slab.segment, slab.base + position * slab.size
+        extend((number, base, nbytes, generation[number](base)))
+    return array("Q", words[:-4]).tobytes(), index.identities(slots)
 
 
 def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Reserve) -> Answer:
