@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -94,9 +95,8 @@ def _is_loopback(peer: str) -> bool:
 def make_token(path: str, /) -> Secret:
     """A new token in a file that only this user can read; replaces one of an earlier start."""
     token = secrets.token_urlsafe(32)
-    fresh = f"{path}.{os.getpid()}"
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor, fresh = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".token-")
         with os.fdopen(descriptor, "w") as file:
             file.write(token + "\n")
         os.replace(fresh, path)
