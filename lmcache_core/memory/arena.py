@@ -19,6 +19,7 @@ import os
 import platform
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -169,6 +170,8 @@ class Arena:
         self._overcommit = overcommit
         self._pin = pin
         self._closed = threading.Event()
+        self._populating: list[threading.Thread] = []
+        weakref.finalize(self, _settle, self._closed, self._populating)
         self._exhausted = False
         self.access = access if sys.platform == "linux" else Access.PRIVATE
         self.capacity = capacity - capacity % PAGE
@@ -205,8 +208,10 @@ class Arena:
         self.segments.append(segment)
         self.reserved += nbytes
         if self._options.populate:
-            name = f"lmcache-populate-{segment.number}"
-            threading.Thread(target=self._populate, args=(segment,), name=name, daemon=True).start()
+            name, work = f"lmcache-populate-{segment.number}", (segment,)
+            thread = threading.Thread(target=self._populate, args=work, name=name, daemon=True)
+            thread.start()
+            self._populating.append(thread)
         return segment
 
     def back(self, number: int, base: int, nbytes: int) -> bool:
@@ -298,8 +303,7 @@ class Arena:
         call = _MBIND.get(platform.machine(), -1)
         where, length = ctypes.c_void_p(segment.address), ctypes.c_ulong(segment.nbytes)
         if libc.syscall(call, where, length, _MPOL_PREFERRED, mask, ctypes.c_ulong(16 * bits), 0):
-            reason = os.strerror(ctypes.get_errno())
-            self._log.warning("no preference for NUMA node %d: %s", node, reason)
+            self._log.warning("no NUMA node %d: %s", node, os.strerror(ctypes.get_errno()))
 
     def _populate(self, segment: Segment) -> None:
         """Touch a segment from its start while the pool is serving."""
@@ -374,6 +378,13 @@ class ArenaMap:
         if segment is None or extent.base not in pages or not extent.base <= end <= segment.nbytes:
             raise ValueError(f"{extent} is not mapped here")
         return segment
+
+
+def _settle(closed: threading.Event, threads: Sequence[threading.Thread]) -> None:
+    """At exit no thread may be in native code, which could not come back from it; a slice takes milliseconds."""
+    closed.set()
+    for thread in threads:
+        thread.join(1.0)
 
 
 def _round(nbytes: int, unit: int) -> int:
