@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from lmcache_core.wire import records, replies
 from lmcache_server.client.operator import Operator
 
 from tests.wire.daemons import Daemon, Process, store, wait_for
@@ -78,8 +79,9 @@ def web_of(tmp_path):
 
 @pytest.fixture
 def stored(daemon):
-    """Values 1 to 4, in memory and on disk."""
+    """Values 1 to 4 and no others, in memory and on disk."""
     client = daemon.client(timeout=5)
+    client.ask(replies.Count, lambda id: records.Clear(id, 5.0))
     store(client, 1, 2, 3, 4)
     client.flush()
     client.close()

@@ -147,3 +147,26 @@ def test_no_route_takes_code_and_the_schema_is_served(web):
     for path in ("/run_script", "/docs", "/redoc"):
         assert web.ask("POST", path, {"script": "1"})[0] in (404, 405)
         assert web.ask("GET", path, token=False)[0] == 404
+
+
+def test_a_long_list_is_asked_for_in_parts_and_is_whole(web, daemon, monkeypatch, operator):
+    client = daemon.client(timeout=5)
+    numbers = range(1000, 1300)
+    assert all(store(client, *numbers, nbytes=4096))
+    client.close()
+    asked = []
+    do = operator.do
+    monkeypatch.setattr(
+        operator, "do", lambda kind, make: asked.append(make(1).limit) or do(kind, make)
+    )
+    wanted = {key(number).text for number in numbers}
+    whole = operator.list(limit=10_000)
+    assert wanted <= set(whole.keys)
+    assert len(whole.keys) == len(set(whole.keys)) == len(whole.nbytes)
+    assert whole.after is None
+    assert max(asked) <= 128
+    listed = web.ask("GET", "/cache/objects?limit=200", token=False)[2]
+    rest = web.ask("GET", f"/cache/objects?limit=200&after={listed['after']}", token=False)[2]
+    assert len(listed["objects"]) == 200
+    assert wanted <= {each["key"] for each in listed["objects"] + rest["objects"]}
+    web.ask("POST", "/cache/clear", {})

@@ -29,6 +29,9 @@ SECONDS = 10.0
 _MARGIN = 2.0
 """How much longer than the daemon's own deadline its answer is awaited."""
 _MOST_JOBS = 1000
+_PART = 128
+"""Values of a listing in one request: well below a millisecond of the daemon's time."""
+_MOST_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,24 @@ class Operator(DaemonClient):
     def list(
         self, tier: str = "", space: bytes = b"", *, after: str | None = None, limit: int = 1000
     ) -> replies.Values:
-        """One page of a tier; ``after`` of the answer begins the next, None ends the list."""
-        return self.do(replies.Values, lambda id: records.List(id, tier, space, after, limit))
+        """One page of a tier; ``after`` of the answer begins the next, None ends the list.
+
+        Asked for in small parts: a long one would keep the daemon from everybody else. A page may hold fewer
+        values than ``limit``, or none, and not be the last.
+        """
+        found = replies.Values(0, [], [], after)
+        for _ in range(_MOST_PARTS):
+            most = min(_PART, limit - len(found.keys))
+            part = self.do(
+                replies.Values,
+                lambda id, most=most: records.List(id, tier, space, found.after, most),  # type: ignore[misc]
+            )
+            found.keys += part.keys
+            found.nbytes += part.nbytes
+            found.after = part.after
+            if part.after is None or len(found.keys) >= limit:
+                break
+        return found
 
     def find(self, keys: Sequence[Key], /) -> replies.Found:
         """Where values are."""
