@@ -4,6 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -66,11 +69,23 @@ private:
 class Unlocked {
 public:
     explicit Unlocked(std::size_t bytes) {
-        if (bytes >= kUnlockFrom) release_.emplace();
+        if (bytes >= kUnlockFrom) state_ = PyEval_SaveThread();
     }
+    ~Unlocked() {
+        if (!state_) return;
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (abi::__forced_unwind&) {
+            // The interpreter is ending and ends this daemon thread, which no frame here survives: unwinding
+            // would abort the process, so the thread waits for the end instead.
+            for (;;) pause();
+        }
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
 
 private:
-    std::optional<nb::gil_scoped_release> release_;
+    PyThreadState* state_ = nullptr;
 };
 
 unsigned thread_count(std::int64_t threads) {
@@ -286,7 +301,7 @@ void py_populate(nb::handle view, std::int64_t threads) {
     const View memory(view);
     int code;
     {
-        const nb::gil_scoped_release unlocked;
+        const Unlocked unlocked(kUnlockFrom);
         code = populate(memory.data(), memory.size(), !memory.readonly(), many);
     }
     if (code == 0) return;
