@@ -6,11 +6,11 @@ import sys
 PROGRAM = """
 import mmap, threading, time
 import lmcache_native.ops as ops
-memory = memoryview(mmap.mmap(-1, 1 << 30))
+memory = memoryview(mmap.mmap(-1, 1 << 29))
 inside = threading.Event()
 def work():
     inside.set()
-    ops.populate(memory, 1)
+    ops.populate(memory, threads=1)
 threading.Thread(target=work, daemon=True).start()
 inside.wait()
 time.sleep(0.001)
