@@ -104,7 +104,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("lmcache_tier_write_back_skipped_total", _C, "chunks", ("tier", "reason"), "chunks not queued for write-back"),
     Metric("lmcache_tier_quarantined_bytes", _G, "bytes", _T, "memory a call may still touch"),
     # Resident memory.
-    Metric("lmcache_memory_bytes", _G, "bytes", ("tier", "state"), "memory by state: free, clean, dirty, reserved, staging, quarantined", "memory"),
+    Metric("lmcache_memory_bytes", _G, "bytes", ("tier", "state"), "memory by state: free, clean, dirty, reserved, quarantined", "memory"),
     Metric("lmcache_memory_capacity_bytes", _G, "bytes", _T, "memory of a tier", "memory"),
     Metric("lmcache_memory_leased_bytes", _G, "bytes", _T, "memory that somebody reads in place"),
     # The observers' own.

@@ -63,7 +63,7 @@ NAMES: tuple[Name, ...] = (
            "enable_lazy_memory_allocator", "lazy_memory_initial_ratio", "lazy_memory_expand_trigger_ratio",
            "lazy_memory_step_ratio", "lazy_memory_safe_size", "reserve_local_cpu_size"),
     *_rows(_N, "folders are shared by all workers of a node", "local_disk_path_sharding", "gds_path_sharding"),
-    *_rows(_N, "transfers use the common staging share (manager.staging)",
+    *_rows(_N, "transfers go straight between arena memory and tier",
            "gds_buffer_size", "nixl_buffer_size", "nixl_buffer_device", "gpu_staging_buffer_bytes"),
     *_rows(_N, "a lease ends with its owner, not with time", "pin_timeout_sec", "pin_check_interval_sec"),
     *_rows(_N, "Python's garbage collector is left alone", "py_enable_gc"),

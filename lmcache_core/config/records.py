@@ -195,7 +195,6 @@ class ManagerConfig:
         dirty_cap: most memory waiting to be written back.
         offers: most memory leased to requests that have not started.
         prefetch: most memory for chunks on their way up.
-        staging: kept for encoding and unaligned transfers.
         quarantine: most memory held back for one vanished client.
         cost_gate: skip loads and stores that cost more than computing.
         lookup_budget: most time for asking remote tiers, as a share of the predicted prefill.
@@ -206,7 +205,6 @@ class ManagerConfig:
     dirty_cap: Share = Share(0.25)
     offers: Share = Share(0.5)
     prefetch: Share = Share(0.25)
-    staging: Share = Share(0.05)
     quarantine: Share = Share(0.25)
     cost_gate: bool = True
     lookup_budget: Share = Share(0.05)

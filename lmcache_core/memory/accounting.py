@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from lmcache_core.memory.leases import NO_KEY, Leases, State
+from lmcache_core.memory.leases import Leases, State
 from lmcache_core.memory.ledger import DIRTY, HIDDEN, Ledger
 from lmcache_core.memory.slabs import HELD
 
@@ -15,11 +15,10 @@ class Accounting:
     """Bytes of a pool at one instant; extents count with their padding.
 
     Attributes:
-        free: no value, no promise (the unused part of the staging reserve included).
+        free: no value, no promise.
         clean: visible, and leaving them loses nothing but the hit.
         dirty: visible, not in a lower tier yet.
         reserved: promised to a writer.
-        staging: lent without a key.
         quarantined: invisible, but somebody may still touch it.
         leased: part of clean and dirty that is leased (a flag, no term of the identity).
         internal: padding inside extents (part of the terms above).
@@ -36,7 +35,6 @@ class Accounting:
     clean: int
     dirty: int
     reserved: int
-    staging: int
     quarantined: int
     leased: int
     internal: int
@@ -99,18 +97,16 @@ def check(ledger: Ledger) -> None:
             sums[right.state] += right.slab.size
             internal += right.slab.size - right.nbytes
             users[id(right.slab), right.position] = HELD
-            if right.key is not NO_KEY:
-                usages[right.tenant] += right.slab.size
-    for slabs in (ledger.slabs, ledger.staging_slabs):
-        slabs.check()
-        for slab in slabs.slabs():
-            for position, user in enumerate(slab.users):
-                assert user == users.pop((id(slab), position), -1), f"extent of {user}"
+            usages[right.tenant] += right.slab.size
+    arena, slabs = ledger.arena, ledger.slabs
+    slabs.check()
+    for slab in slabs.slabs():
+        for position, user in enumerate(slab.users):
+            assert user == users.pop((id(slab), position), -1), f"extent of {user}"
     assert not users, "extents outside all slabs"
     assert [sums[State(n)] for n in range(State.DONE)] == ledger.sums, f"{sums} found"
-    arena, slabs, staging = ledger.arena, ledger.slabs, ledger.staging_slabs
     unborn = arena.capacity - arena.reserved
-    free = slabs.free + staging.free + slabs.lost + staging.lost + unborn
+    free = slabs.free + slabs.lost + unborn
     assert sum(sums.values()) + free == arena.capacity, "capacity identity"
     assert (usages, internal) == (ledger.usages, ledger.internal), "usage by tenant, padding"
     assert sums[State.DIRTY] <= ledger.dirty_cap, "more dirty than allowed"

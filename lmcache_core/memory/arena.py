@@ -191,13 +191,11 @@ class Arena:
         """Data bytes known to be backed by real memory."""
         return sum(segment.backed for segment in self.segments)
 
-    def grow(self, most: int | None = None, /) -> Segment | None:
-        """Add a segment (of at most ``most`` bytes), or None at the capacity or at a limit of the machine."""
+    def grow(self) -> Segment | None:
+        """Add a segment, or None at the capacity or at a limit of the machine."""
         if self.reserved >= self.capacity or self._exhausted or self._closed.is_set():
             return None
         nbytes = min(self.segment_nbytes, self.capacity - self.reserved)
-        if most is not None:
-            nbytes = min(nbytes, _round(most, PAGE))
         if not self._fits(nbytes, self.reserved):
             return None
         try:

@@ -19,9 +19,6 @@ from lmcache_core.memory.slabs import Slab
 from lmcache_core.spi.buffers import Extent
 from lmcache_core.spi.keys import Key
 
-NO_KEY = Key(b"", b"")
-"""The key of staging memory."""
-
 
 class State(IntEnum):
     """What an extent is in use for; a place in ``Ledger.sums``."""
@@ -29,15 +26,14 @@ class State(IntEnum):
     CLEAN = 0
     DIRTY = 1
     RESERVED = 2
-    STAGING = 3
-    QUARANTINED = 4
-    DONE = 5
+    QUARANTINED = 3
+    DONE = 4
     """Of a ``Held``: it has ended."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Held:
-    """Memory promised to one writer (``spi.Reservation``), or staging memory when its key is ``NO_KEY``."""
+    """Memory promised to one writer (``spi.Reservation``)."""
 
     arena: Arena
     key: Key

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from lmcache_core.memory.arena import PAGE, Arena
 from lmcache_core.memory.index import Index
-from lmcache_core.memory.leases import NO_KEY, Held, Leases, State
+from lmcache_core.memory.leases import Held, Leases, State
 from lmcache_core.memory.slabs import Slab, Slabs
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
 
 DIRTY, HIDDEN = 1, 2
 """Bits of ``Index.flags``: not in a lower tier yet; invisible, kept for its leases."""
-_CLEAN, _DIRTY, _RESERVED, _, _QUARANTINED, _DONE = State  # as names of the module they are fast
+_CLEAN, _DIRTY, _RESERVED, _QUARANTINED, _DONE = State  # as names of the module they are fast
 _LARGEST_SLAB = 64 << 20
 _SLABS = 128
 _STRANDED_SHARE = 0.02
@@ -44,16 +44,12 @@ class Ledger:
         evicted: keys and bytes that left under pressure and were not reported yet.
     """
 
-    def __init__(self, arena: Arena, policy: EvictionPolicy, staging: int) -> None:
+    def __init__(self, arena: Arena, policy: EvictionPolicy) -> None:
         self.arena = arena
         self.policy = policy
         self.index = Index(extents=True)
         self.slabs = Slabs(min(_LARGEST_SLAB, max(PAGE, arena.capacity // _SLABS)))
-        self.staging_slabs = Slabs(PAGE)
-        while (short := staging - arena.reserved) > 0 and (segment := arena.grow(short)):
-            self.staging_slabs.add_segment(segment.number, segment.nbytes)
-        self.staging_capacity = arena.reserved
-        self.largest = min(arena.segment_nbytes, arena.capacity - self.staging_capacity)
+        self.largest = arena.segment_nbytes
         self.owners: dict[object, Owner] = {}
         self.pending: dict[Key, Held] = {}
         self.usages: dict[str, int] = {}
@@ -102,13 +98,13 @@ class Ledger:
         size = held.slab.size
         self.sums[held.state] += size
         self.internal += size - held.nbytes
-        if held.state is _RESERVED:
-            self.usages[held.tenant] = self.usages.get(held.tenant, 0) + size
-            self.pending[held.key] = held
+        self.usages[held.tenant] = self.usages.get(held.tenant, 0) + size
+        self.pending[held.key] = held
         self._give(held)
 
-    def _place(self, slabs: Slabs, size: int) -> tuple[Slab, int] | None:
+    def _place(self, size: int) -> tuple[Slab, int] | None:
         """Find a free extent with real memory behind it."""
+        slabs = self.slabs
         while (found := slabs.take(size)) is None:
             slab = slabs.carve(size)
             if slab is None:
@@ -122,7 +118,7 @@ class Ledger:
         arena, slabs = self.arena, self.slabs
         place = slabs.take(size)
         while place is None:
-            if slabs.loose >= size and (place := self._place(slabs, size)):
+            if slabs.loose >= size and (place := self._place(size)):
                 break
             if arena.reserved < arena.capacity and (segment := arena.grow()):
                 slabs.add_segment(segment.number, segment.nbytes)
@@ -183,10 +179,9 @@ class Ledger:
 
     def _isolate(self, held: Held) -> None:
         """Take a key from its writer, but not the memory."""
-        if held.state < _QUARANTINED:
-            if held.state is _RESERVED:
-                del self.pending[held.key]
-            self._move(held.slab.size, held.state, _QUARANTINED)
+        if held.state is _RESERVED:
+            del self.pending[held.key]
+            self._move(held.slab.size, _RESERVED, _QUARANTINED)
             held.state = _QUARANTINED
 
     def _end_held(self, held: Held) -> None:
@@ -195,9 +190,7 @@ class Ledger:
             return
         self._isolate(held)
         held.state = _DONE
-        staged = held.key is NO_KEY
-        tenant = None if staged else held.tenant
-        self._free(held.slab, held.position, held.nbytes, _QUARANTINED, tenant)
+        self._free(held.slab, held.position, held.nbytes, _QUARANTINED, held.tenant)
         self._forget(held)
 
     def _end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
@@ -299,17 +292,12 @@ class Ledger:
         self._free(*place, index.nbytes[slot], state, index.tenant_name(slot))
         index.remove(slot)
 
-    def _free(
-        self, slab: Slab, position: int, nbytes: int, state: State, tenant: str | None
-    ) -> None:
-        """Take an extent back; without a tenant it is staging memory."""
+    def _free(self, slab: Slab, position: int, nbytes: int, state: State, tenant: str) -> None:
+        """Take an extent back."""
         size = slab.size
         self.sums[state] -= size
         self.internal -= size - nbytes
         self.arena.segments[slab.segment].advance(slab.base + position * size)
-        if tenant is None:
-            self.staging_slabs.give(slab, position)
-            return
         self.slabs.give(slab, position)
         self.usages[tenant] -= size
         if not self.usages[tenant]:

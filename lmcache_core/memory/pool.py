@@ -3,7 +3,7 @@
 Life: ``reserved -> visible (clean | dirty) -> quarantined -> free``. *Leased* is a flag of a visible
 value. Time ends nothing: a reservation ends by ``commit`` or ``abort``, a lease by ``release``, and
 both by ``close_owner`` with proof that the owner is gone. The identity
-``free + clean + dirty + reserved + staging + quarantined == capacity`` is what ``check`` asserts.
+``free + clean + dirty + reserved + quarantined == capacity`` is what ``check`` asserts.
 
 One lock; every batch holds it once, and no call waits for memory or I/O. Owners are any hashable objects.
 """
@@ -16,11 +16,14 @@ from threading import Lock
 from lmcache_core.memory.accounting import Accounting, check, take_stock
 from lmcache_core.memory.arena import Arena
 from lmcache_core.memory.index import IDENTITY_NBYTES
-from lmcache_core.memory.leases import NO_KEY, Held, Leases, Loan, State
+from lmcache_core.memory.leases import Held, Leases, Loan, State
 from lmcache_core.memory.ledger import DIRTY, Ledger, padded
 from lmcache_core.spi.buffers import Lease, Refusal, Reservation
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
+
+_NO_KEY = Key(b"", b"")
+"""Of an item of ``share`` that is no lease."""
 
 
 class Pool(Ledger):
@@ -29,7 +32,6 @@ class Pool(Ledger):
     Args:
         arena: the bytes; the pool owns it and closes it.
         policy: who leaves; called under the pool's lock only.
-        staging: bytes of the arena kept apart for ``stage``.
         quotas: bytes a tenant may hold, padding included; ``default_quota`` for all others.
         dirty_share: cap of dirty bytes as a share of the capacity.
         clean_share: share of the capacity that should be clean or free.
@@ -48,7 +50,6 @@ class Pool(Ledger):
         arena: Arena,
         policy: EvictionPolicy,
         *,
-        staging: int = 0,
         quotas: Mapping[str, int] | None = None,
         default_quota: int | None = None,
         dirty_share: float = 0.25,
@@ -57,7 +58,7 @@ class Pool(Ledger):
         now: Callable[[], float] | None = None,
         on_evict: Callable[[Sequence[Key], int], None] | None = None,
     ) -> None:
-        super().__init__(arena, policy, staging)
+        super().__init__(arena, policy)
         self.quotas, self.default_quota = quotas or {}, default_quota
         self.dirty_cap = int(arena.capacity * dirty_share)
         self.now = now
@@ -70,7 +71,7 @@ class Pool(Ledger):
 
     @property
     def capacity(self) -> int:
-        """Bytes of the arena, staging included."""
+        """Bytes of the arena."""
         return self.arena.capacity
 
     def reserve(
@@ -163,7 +164,7 @@ class Pool(Ledger):
         return done[::-1]
 
     def abort(self, reservation: Reservation, /) -> None:
-        """The writer will not write any more: its memory is free. Idempotent, staging included."""
+        """The writer will not write any more: its memory is free. Idempotent."""
         with self._lock:
             self._end_held(self._own(reservation))
 
@@ -174,23 +175,6 @@ class Pool(Ledger):
         """
         with self._lock:
             self._isolate(self._own(reservation))
-
-    def stage(self, sizes: Sequence[int], owner: object, /) -> list[Held | Refusal]:
-        """Lend memory without a key from the staging reserve; ends by ``abort``. Never evicts."""
-        answers: list[Held | Refusal] = []
-        with self._lock:
-            barred = self._barred(owner)
-            for nbytes in sizes:
-                size = padded(nbytes)
-                if barred or size > self.staging_capacity:
-                    answers.append(Refusal.UNWANTED if barred else Refusal.TOO_LARGE)
-                elif (place := self._place(self.staging_slabs, size)) is None:
-                    answers.append(Refusal.FULL)
-                else:
-                    held = Held(self.arena, NO_KEY, nbytes, *place, owner, State.STAGING)
-                    self._enter(held)
-                    answers.append(held)
-        return answers
 
     def lease(self, keys: Sequence[Key], owner: object, /, *, touch: bool = True) -> Leases:
         """Lease what is visible and touch it, leaf to root (the order of ``keys`` is root to leaf).
@@ -212,7 +196,7 @@ class Pool(Ledger):
             loans = [lease if isinstance(lease, Loan) and lease.held else None for lease in leases]
             assert all(loan.batch.columns is self.index for loan in loans if loan), "another pool's"
             slots = [-1 if barred or not one else one.batch.slots[one.position] for one in loans]
-            return self._lease([loan.key if loan else NO_KEY for loan in loans], slots, owner)
+            return self._lease([loan.key if loan else _NO_KEY for loan in loans], slots, owner)
 
     def release(self, leases: Sequence[Lease | None], /) -> None:
         """End leases; those that ended before are ignored."""

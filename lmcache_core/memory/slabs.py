@@ -18,7 +18,7 @@ from operator import attrgetter, itemgetter
 FREE = -1
 """In ``Slab.users``: nobody."""
 HELD = -2
-"""In ``Slab.users``: reserved, staging or quarantined; cannot be moved."""
+"""In ``Slab.users``: reserved or quarantined; cannot be moved."""
 
 
 class Slab:

@@ -358,7 +358,7 @@ class AbstractBackend(ABC):
         raise self._unsupported("hold")
 
     async def register(self, region: Region, /) -> bool:
-        """Prepare a region for direct transfers (capability ``register``); False: use staging instead."""
+        """Prepare a region for direct transfers (capability ``register``); False: it goes on without."""
         raise self._unsupported("register")
 
     async def unregister(self, region: Region, /) -> None:

@@ -264,7 +264,6 @@ class Builder:
         return Pool(
             Arena(size, options, access=self.access, overcommit=self.overcommit, log=context.log),
             self.policy(config, size),
-            staging=int(size * shares.staging),
             quotas=quotas,
             default_quota=self.quota(config, "", size),
             dirty_share=shares.dirty_cap,

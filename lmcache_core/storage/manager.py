@@ -70,7 +70,7 @@ class StorageManager(Administration):
         for owner in self.tasks():
             owner.abandon()
         stock = self.pool.accounting()
-        if not (stock.reserved or stock.staging or stock.quarantined or stock.leased):
+        if not (stock.reserved or stock.quarantined or stock.leased):
             # Otherwise somebody may still touch the memory, and the mapping stays.
             self.pool.close()
             if self._resident is not None:

@@ -25,7 +25,7 @@ from lmcache_core.storage.tasks import Tasks
 from lmcache_core.storage.tier import Tier
 from lmcache_core.storage.writing import Parcel, Writing
 
-MEMORY_STATES = ("free", "clean", "dirty", "reserved", "staging", "quarantined")
+MEMORY_STATES = ("free", "clean", "dirty", "reserved", "quarantined")
 
 
 class Resident:

@@ -204,7 +204,7 @@ class Tier:
         return self.quarantine.nbytes, trouble
 
     async def prepare(self, arena: Arena, /) -> None:
-        """Let a backend that gains from it register resident memory that is new; refusal means staging."""
+        """Let a backend that gains from it register resident memory that is new; refusal costs speed only."""
         if not self.backend.capabilities.register:
             return
         for segment in arena.segments[self._registered :]:
@@ -213,7 +213,7 @@ class Tier:
             try:
                 await self.call("register", self.backend.register(region), None, patience=PATIENCE)
             except BackendError as error:
-                self.context.log.warning("tier %s uses staging: %s", self.name, error)
+                self.context.log.warning("tier %s uses memory as it is: %s", self.name, error)
 
     # -- calls ---------------------------------------------------------------------------------------------
 

@@ -300,8 +300,8 @@ class History(World):
         await asyncio.sleep(200)
         stock = manager.pool.accounting()
         assert not manager.loader.flights, manager.loader.flights
-        held = (stock.reserved, stock.staging, stock.quarantined, stock.leased)
-        assert held == (0, 0, 0, 0), f"reserved, staging, quarantined, leased: {held}"
+        held = (stock.reserved, stock.quarantined, stock.leased)
+        assert held == (0, 0, 0), f"reserved, quarantined, leased: {held}"
         for tier in manager.tiers:
             assert not len(tier.quarantine) and not tier.storing, f"{tier.name} has calls left"
         self.check()

@@ -130,7 +130,6 @@ def test_owner_over_its_quarantine_cap_gets_nothing_more(pool: Pool) -> None:
     pool.close_owner("stuck", proof=False)
     assert pool.reserve([(key(20), PAGE)], "stuck") == [Refusal.UNWANTED]
     assert list(pool.lease([key(99)], "stuck")) == [None]
-    assert pool.stage([PAGE], "stuck") == [Refusal.UNWANTED]
     assert put(pool, [key(20)], owner="other") == [True], "others go on"
     for grant in grants[:2]:
         pool.abort(held(grant))

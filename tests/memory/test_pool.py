@@ -186,25 +186,6 @@ def test_clean_reserve_says_how_much_to_write_ahead() -> None:
     pool.check()
 
 
-def test_staging_is_a_reserve_of_its_own() -> None:
-    """LMCache#2951: disk writes staged through the pool until it was stuck."""
-    pool = make_pool(10 * PAGE, staging=2 * PAGE)
-    put(pool, keys(0, 20))
-    assert sum(here(pool, keys(0, 20))) == 8
-    first, second, third = pool.stage([PAGE, 100, 1], "writer")
-    assert third is Refusal.FULL
-    assert len(held(second).view) == 100
-    assert pool.stage([3 * PAGE], "writer") == [Refusal.TOO_LARGE]
-    assert sum(here(pool, keys(0, 20))) == 8, "staging evicts nothing"
-    assert all(put(pool, keys(30, 38))), "and values do not wait for it"
-    pool.check()
-    pool.abort(held(first))
-    assert isinstance(pool.stage([PAGE], "writer")[0], Held)
-    pool.close_owner("writer", proof=True)
-    assert pool.accounting().staging == 0
-    pool.check()
-
-
 def test_tenant_over_its_quota_loses_its_own_values_only() -> None:
     """LMCache#3137: one tenant pushes out all others."""
     pool = make_pool(10 * PAGE, quotas={"greedy": 3 * PAGE}, default_quota=8 * PAGE)

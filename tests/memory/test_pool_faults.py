@@ -23,14 +23,13 @@ from tests.memory.pools import (
 
 
 def test_closed_pool_grants_nothing_and_shows_nothing_that_comes_late() -> None:
-    pool = make_pool(10 * PAGE, staging=2 * PAGE)
+    pool = make_pool(10 * PAGE)
     late = held(pool.reserve([(key(1), PAGE)], "w")[0])
     pool.close()
     pool.frozen = False
     assert not pool.commit(late, IDENTITY)
     assert pool.lengths([key(1)]) == [None]
     assert pool.reserve([(key(2), PAGE)], "w") == [Refusal.UNWANTED]
-    assert pool.stage([PAGE], "w") == [Refusal.UNWANTED]
     pool.check()
 
 

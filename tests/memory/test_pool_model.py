@@ -13,7 +13,7 @@ from lmcache_core.memory.pool import Pool
 from lmcache_core.spi import Key, Refusal
 from tests.memory.pools import IDENTITY, PAGE, content, key, make_pool
 
-CAPACITY, STAGING, QUOTA = 40 * PAGE, 4 * PAGE, 12 * PAGE
+CAPACITY, QUOTA = 40 * PAGE, 12 * PAGE
 OWNERS = ("a", "b", "c")
 SIZES = (1, PAGE, PAGE + 1, 3 * PAGE, 7 * PAGE - 5)
 
@@ -43,7 +43,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool: Pool = make_pool(
             CAPACITY,
             segment_nbytes=18 * PAGE,
-            staging=STAGING,
             quotas={"small": QUOTA},
             quarantine_share=0.5,
             now=lambda: self.time,
@@ -94,15 +93,6 @@ class PoolMachine(RuleBasedStateMachine):
         for loan in self.remember(with_lease):
             assert loan is None or loan.view == content(loan.key, loan.extent.nbytes)
         self.pool.release(with_lease)
-
-    @rule(target=reservations, sizes=st.lists(st.sampled_from(SIZES), max_size=3), owner=owners)
-    def stage(self, sizes: list[int], owner: str) -> list[Held]:
-        answers = self.pool.stage(sizes, owner)
-        granted = [answer for answer in answers if isinstance(answer, Held)]
-        self.held += granted
-        for held in granted:
-            held.view[:] = b"s" * held.nbytes
-        return granted
 
     @rule(
         batch=reservations,
@@ -201,7 +191,7 @@ class PoolMachine(RuleBasedStateMachine):
     def the_books_are_true(self) -> None:
         self.pool.check()
         stock = self.pool.accounting()
-        terms = (stock.free, stock.clean, stock.dirty, stock.reserved, stock.staging)
+        terms = (stock.free, stock.clean, stock.dirty, stock.reserved)
         assert sum(terms) + stock.quarantined == stock.capacity == CAPACITY
         assert min(terms) >= 0
         assert stock.usage.get("small", 0) <= QUOTA
@@ -231,7 +221,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.close_owner(owner, proof=True)
         self.pool.check()
         stock = self.pool.accounting()
-        assert (stock.reserved, stock.staging, stock.quarantined, stock.leased) == (0, 0, 0, 0)
+        assert (stock.reserved, stock.quarantined, stock.leased) == (0, 0, 0)
         self.pool.drop([key(number) for number in range(NUMBERS)])
         assert self.pool.accounting().free == CAPACITY
         self.pool.close()

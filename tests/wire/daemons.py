@@ -88,7 +88,7 @@ def describe(client):
 
 
 def identity_holds(memory):
-    states = ("free", "clean", "dirty", "reserved", "staging", "quarantined")
+    states = ("free", "clean", "dirty", "reserved", "quarantined")
     return sum(memory[state] for state in states) == memory["capacity"]
 
 
