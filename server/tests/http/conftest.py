@@ -7,9 +7,9 @@ import re
 import sys
 
 import pytest
-from lmcache_core.wire import records, replies
 from lmcache_server.client.operator import Operator
 
+from lmcache_core.wire import records, replies
 from tests.wire.daemons import Daemon, Process, store, wait_for
 
 
