@@ -51,6 +51,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     "tiers": (1500, [["benchmarks/tiers.py"]]),
     "serdes": (1500, [["benchmarks/serdes.py"]]),
     "faults": (1500, [["benchmarks/faults.py"]]),
+    "transformers": (1500, [[".ci/transformers_ends.py"]]),
     "install": (1500, [[".ci/extras.py", "--all"], [".ci/wheels.py"]]),
 }
 

@@ -4,12 +4,13 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from lmcache_core.config import VerifyHot
 from lmcache_core.engine import Saved, State
-from lmcache_core.identity import Extra, Unkeyable
+from lmcache_core.identity import Extra, Group, Unkeyable
 from lmcache_core.storage.results import Reason
 from tests.engine.rig import ALL, CHUNK, POINT, TWO, WINDOW, World, world
 
@@ -146,6 +147,66 @@ def test_the_tail_is_kept_where_the_option_says_so() -> None:
         one = PROMPT[:17]  # the tail is the one token that has to be computed
         made.fill(engine, one)
         assert made.reuse(engine, one) == 16
+
+
+def test_a_state_is_offered_at_the_end_of_a_chunk_only() -> None:
+    with world(POINT) as made:
+        engine = made.engine()
+        made.fill(engine, PROMPT[:16])
+        assert made.reuse(engine, PROMPT[:16]) == 12
+        assert made.reuse(engine, PROMPT[:17]) == 16
+
+
+def test_a_window_that_has_passed_costs_only_what_is_in_it() -> None:
+    with world(WINDOW) as made:
+        engine = made.engine()
+        memory = made.memory(16)
+        memory.compute(PROMPT, 0, 16)
+        memory.gone[1] = 8
+        request = engine.request("a", PROMPT[:16])
+        saved = request.store(memory, 16)
+        assert (saved.stored, saved.left, saved.reason) == (16, 0, "token 0 has left the window")
+        request.end()
+        assert made.reuse(engine, PROMPT) == 16
+        assert made.reuse(engine, PROMPT[:13]) == 0  # a hit of 12 tokens needs tokens from 6 on
+
+
+@pytest.mark.parametrize("groups", [ALL, TWO])
+def test_nothing_is_kept_behind_a_gap(groups: tuple[Group, ...]) -> None:
+    with world(groups) as made:
+        engine = made.engine()
+        memory = made.memory(16)
+        memory.compute(PROMPT, 0, 16)
+        packed: list[int] = []
+        pack = memory.pack
+
+        def once(group: int, first: int, *rest: Any) -> Any:
+            packed.append(first)
+            if first == 4:
+                raise ValueError("not there")
+            return pack(group, first, *rest)
+
+        memory.pack = once  # type: ignore[method-assign]
+        request = engine.request("a", PROMPT[:16])
+        assert request.store(memory, 16) == Saved(4, 0, 12, "not there")
+        assert packed == [0] * len(groups) + [4]
+        assert made.manager.pool.accounting().reserved == 0
+        request.end()
+        assert made.reuse(engine, PROMPT) == 4
+
+
+def test_a_gap_in_what_is_found_gives_its_leases_back() -> None:
+    with world(WINDOW) as made:
+        engine = made.engine()
+        made.fill(engine, PROMPT[:16])
+        everything = made.resident()
+        for key in everything:
+            made.manager.pool.drop([key])
+            request = engine.request("a", PROMPT)
+            request.lookup()
+            request.end()
+            assert made.manager.pool.accounting().leased == 0
+            made.fill(engine, PROMPT[:16])
 
 
 def test_tenants_share_nothing(plain: World) -> None:

@@ -84,7 +84,7 @@ class CachedModel:
         tenant: str = "",
         tags: Sequence[str] = (),
     ) -> None:
-        self.model = model
+        self.model: Any = model
         self.cache = cache
         self.last = Reused((), (), ())
         self._tenant = tenant
@@ -142,7 +142,7 @@ class CachedModel:
         prompts = _prompts(input_ids, attention_mask)
         options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
         try:
-            requests = self._requests(prompts, options, skip_load=skip_load, skip_save=skip_save)
+            requests = self._requests(prompts, options, skip_load, skip_save)
         except Unkeyable:
             output = self.model.generate(input_ids, attention_mask=attention_mask, **options)
             none = (0,) * len(prompts)
@@ -177,7 +177,11 @@ class CachedModel:
                 request.end()
 
     def _requests(
-        self, prompts: Sequence[list[int]], options: dict[str, Any], **skip: bool
+        self,
+        prompts: Sequence[list[int]],
+        options: dict[str, Any],
+        skip_load: bool,
+        skip_save: bool,
     ) -> list[Request]:
         """One request per prompt.
 
@@ -194,7 +198,13 @@ class CachedModel:
             raise Unkeyable(f"no key names {', '.join(odd) or 'training mode'}")
         engine = self._current()
         return [
-            engine.request(f"generate-{next(self._numbers)}", prompt, tags=self._tags, **skip)
+            engine.request(
+                f"generate-{next(self._numbers)}",
+                prompt,
+                tags=self._tags,
+                skip_load=skip_load,
+                skip_save=skip_save,
+            )
             for prompt in prompts
         ]
 
@@ -234,9 +244,9 @@ class CachedModel:
         computing = time.perf_counter() - began
         return _joined(rows, input_ids.shape[1] - 1), reused, computing
 
-    def _load(self, request: Request, reach: int) -> DynamicCache:
+    def _load(self, request: Request, reach: int) -> Any:
         """Memory for one prompt's prefix, filled from the cache; shorter when chunks were not good."""
-        past = DynamicCache()
+        past: Any = DynamicCache()
         if not reach:
             return past
         shapes: dict[int, dict[int, Planes]] = {}
@@ -290,7 +300,7 @@ class CachedModel:
                 connector.close()
         return stored
 
-    def _bind(self, past: DynamicCache, row: int, pad: int = 0) -> GPUConnector:
+    def _bind(self, past: Any, row: int, pad: int = 0) -> GPUConnector:
         """Connector over one row of a cache, its first real token at position 0."""
         tensors: dict[str, torch.Tensor] = {}
         specs: list[PageSpec] = []
@@ -314,7 +324,8 @@ def _inferred_mask(input_ids: torch.Tensor, options: dict[str, Any], how: Any) -
     ends = end if isinstance(end, list) else [end]
     if pad is None or pad in ends:
         return torch.ones_like(input_ids)
-    return (input_ids != pad).long()
+    mask: torch.Tensor = (input_ids != pad).long()
+    return mask
 
 
 def _prompts(input_ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:

