@@ -103,6 +103,7 @@ def check(ledger: Ledger) -> None:
     for slab in slabs.slabs():
         for position, user in enumerate(slab.users):
             assert user == users.pop((id(slab), position), -1), f"extent of {user}"
+    assert ledger.lent == sum(leases.values()), "open leases miscounted"
     assert not users, "extents outside all slabs"
     assert [sums[State(n)] for n in range(State.DONE)] == ledger.sums, f"{sums} found"
     unborn = arena.capacity - arena.reserved

@@ -40,6 +40,7 @@ class Ledger:
     Attributes:
         sums: bytes of extents, padding included, by ``State``.
         internal: padding inside all extents in use.
+        lent: open leases; a value counts once for each.
         usages: bytes of visible, reserved and quarantined values by tenant.
         evicted: keys and bytes that left under pressure and were not reported yet.
     """
@@ -58,6 +59,7 @@ class Ledger:
         self.dirty_cap = arena.capacity
         self.sums = [0] * _DONE
         self.internal = 0
+        self.lent = 0
         self.dirty_refused = 0
         self.evicted: list[tuple[Key, int]] = []
         self.now: Callable[[], float] | None = None
@@ -195,6 +197,7 @@ class Ledger:
 
     def _end_leases(self, batch: Leases, positions: Iterable[int] | None = None) -> None:
         """Release some or all that a batch still holds."""
+        before = batch.left
         if positions is None:
             slots, batch.slots = batch.slots, [-1] * len(batch.slots)
         else:
@@ -210,6 +213,7 @@ class Ledger:
                 leases[slot] = left
                 if not left and flags[slot] & HIDDEN:
                     self._free_value(slot, _QUARANTINED)
+        self.lent -= before - batch.left
         if not batch.left:
             self._forget(batch)
 

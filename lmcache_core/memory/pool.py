@@ -285,6 +285,15 @@ class Pool(Ledger):
         with self._lock:
             return take_stock(self, self._clean_reserve)
 
+    @property
+    def short_of_clean(self) -> bool:
+        """Whether ``accounting().clean_short`` is above 0; O(1) unless leases could make the difference."""
+        with self._lock:
+            spare = self.free + self.sums[State.CLEAN] - self._clean_reserve
+            if spare < 0 or spare >= self.lent * max(self.slabs.sizes(), default=0):
+                return spare < 0
+            return take_stock(self, self._clean_reserve).clean_short > 0
+
     def check(self) -> None:
         """Assert every invariant from the structures themselves (slow)."""
         with self._lock:
@@ -312,6 +321,7 @@ class Pool(Ledger):
     def _lease(self, keys: Sequence[Key], slots: list[int], owner: object) -> Leases:
         batch = Leases(self.index, self.arena, keys, slots, owner)
         if batch.left:
+            self.lent += batch.left
             leases = self.index.leases
             for slot in slots:
                 if slot >= 0:

@@ -192,7 +192,7 @@ class Books:
 
     def pressed(self) -> bool:
         """Whether lazy tiers must write now: too few clean values, or too many dirty ones."""
-        return self.nbytes >= self.cap * 0.8 or self._pool.accounting().clean_short > 0
+        return self.nbytes >= self.cap * 0.8 or self._pool.short_of_clean
 
     def check(self) -> None:
         """Assert that the bytes are those of the values."""

@@ -179,10 +179,35 @@ def test_clean_reserve_says_how_much_to_write_ahead() -> None:
     pool = make_pool(100 * PAGE, dirty_share=1.0, clean_share=0.05)
     put(pool, keys(0, 98), dirty=True)
     assert pool.accounting().clean_short == 3 * PAGE
+    assert pool.short_of_clean
     pool.mark_clean(keys(95, 98))
     assert pool.accounting().clean_short == 0
-    pool.lease(keys(95, 98), "r")  # leased clean values cannot leave
+    assert not pool.short_of_clean
+    leases = pool.lease(keys(95, 98), "r")  # leased clean values cannot leave
     assert pool.accounting().clean_short > 0
+    assert pool.short_of_clean
+    pool.release(leases)
+    pool.lease(keys(0, 98), "r")  # dirty ones among them could not anyway
+    pool.release(pool.lease(keys(0, 98), "s"))
+    pool.mark_clean(keys(0, 50))
+    assert pool.short_of_clean
+    pool.close_owner("r", proof=True)
+    assert not pool.short_of_clean
+    pool.check()
+
+
+def test_want_of_clean_memory_is_told_without_a_walk_over_the_leases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = make_pool(100 * PAGE, dirty_share=1.0, clean_share=0.05)
+    monkeypatch.delattr("lmcache_core.memory.pool.take_stock")
+    put(pool, keys(0, 90))
+    pool.lease(keys(0, 80), "r")
+    put(pool, keys(90, 98), dirty=True)
+    assert not pool.short_of_clean
+    pool.drop(keys(0, 90))
+    put(pool, keys(100, 108), dirty=True)
+    assert pool.short_of_clean
     pool.check()
 
 

@@ -45,6 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
             segment_nbytes=18 * PAGE,
             quotas={"small": QUOTA},
             quarantine_share=0.5,
+            clean_share=0.4,
             now=lambda: self.time,
             on_evict=lambda gone, nbytes: self.evicted.extend(gone),
         )
@@ -195,6 +196,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert sum(terms) + stock.quarantined == stock.capacity == CAPACITY
         assert min(terms) >= 0
         assert stock.usage.get("small", 0) <= QUOTA
+        assert self.pool.short_of_clean == (stock.clean_short > 0)
 
     @invariant()
     def held_memory_is_nobody_elses(self) -> None:
