@@ -267,14 +267,13 @@ def _read(document: Path | None) -> str:
 
 def _print(report: Report) -> None:
     console = Console()
-    table = Table(
-        title=f"{report.model}, {report.dtype}: seconds to the first token", show_lines=True
-    )
-    for name in ("question", "prompt", "reused", "cold", "warm", "restart", "faster", "equal"):
-        table.add_column(name, justify="left" if name == "question" else "right")
-    for row in report.rows:
+    title = f"{report.model}, {report.dtype}: seconds to the first token"
+    names = ("question", "prompt", "reused", "cold", "warm", "restart", "faster", "equal")
+    table = Table(*names, title=title)
+    for number, row in enumerate(report.rows, 1):
+        console.print(f"{number}  {row.question}")
         table.add_row(
-            row.question,
+            str(number),
             str(row.prompt),
             f"{row.reused_warm} / {row.reused_restart}",
             f"{row.cold:.2f}",

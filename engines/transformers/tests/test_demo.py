@@ -1,0 +1,82 @@
+"""The demo's own sums, and the whole of it on a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lmcache_engine_transformers.demo.command import (
+    expected_reused,
+    measure,
+    settings_for,
+    tokens_of,
+)
+from lmcache_engine_transformers.demo.model import load
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from engines.transformers.tests.tiny import make_model
+from lmcache_core.spi import ConfigError
+
+TEXT = " ".join(f"w{number % 90}" for number in range(150))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model on disk as anybody's is: weights, configuration, tokenizer."""
+    words = {f"w{number}": number + 3 for number in range(94)} | {"<unk>": 0}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    made = tmp_path / "model"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(made)
+    make_model().save_pretrained(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_the_whole_demo_finds_every_full_chunk(folder: Path, tmp_path: Path, dtype: str) -> None:
+    report = measure(
+        folder,
+        dtype=dtype,
+        settings=settings_for("disk", "", 16, tmp_path),
+        text=TEXT,
+        questions=["w1 w2", "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16"],
+    )
+    assert report.findings == []
+    assert [row.reused_restart for row in report.rows] == [
+        row.prompt // 16 * 16 for row in report.rows
+    ]
+    if dtype == "float32":
+        assert all(row.equal for row in report.rows)
+    found = report.hits["restart"]
+    assert found["disk"] > 0
+    assert sum(found.values()) == sum(row.reused_restart for row in report.rows) // 16
+    json.dumps(report.rows, default=str)
+
+
+def test_what_must_be_found_is_counted_without_the_cache() -> None:
+    known: set[tuple[int, ...]] = set()
+    first, second = list(range(10)), [*range(8), 99, 98]
+    assert expected_reused(known, [first, first, second, second], 4) == [0, 8, 8, 8]
+    assert expected_reused(known, [first[:8]], 4) == [7]
+    assert expected_reused(known, [[5, *first]], 4) == [0]
+
+
+def test_a_folder_without_a_model_and_an_unknown_dtype_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no folder with a model"):
+        load(tmp_path, "float32")
+    with pytest.raises(ConfigError, match="no dtype 'float99'"):
+        load(tmp_path, "float99")
+    with pytest.raises(ConfigError, match="--tier takes"):
+        settings_for("[a, b]", "", 16, tmp_path)
+
+
+def test_a_prompt_begins_with_the_document(folder: Path) -> None:
+    tokenizer, model = load(folder, "fp16")
+    assert model.dtype is torch.float16
+    one, two = (tokens_of(tokenizer, TEXT, question) for question in ("w1", "w2"))
+    assert one[:150] == two[:150]
+    assert one != two
