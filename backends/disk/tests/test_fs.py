@@ -18,7 +18,6 @@ from lmcache_core.spi import PRESENT, Load, LoadStatus, Store, StoreStatus, Unav
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.files import SimDisk
 
-pytestmark = pytest.mark.filterwarnings("error")
 BINDFS = shutil.which("bindfs")
 
 
@@ -139,6 +138,7 @@ for _ in range(600):
 """
 
 
+@pytest.mark.slow
 def test_processes_storing_loading_and_deleting_at_once_never_see_a_part(tmp_path):
     # All draw the same identity for their temporary files: the worst case.
     swarm = [
@@ -228,6 +228,7 @@ def test_a_stopped_mount_holds_nobody_but_its_own_calls(tmp_path, new_rig):
         unmount(process, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["status", "preadv", "pwritev", "sync"])
 def test_a_hung_disk_does_not_keep_the_process(call):
     script = Path(__file__).with_name("hanging.py")

@@ -13,6 +13,7 @@ from lmcache_backend_disk.config import Direct, Sync
 from lmcache_core.spi import StoreStatus
 from lmcache_core.testing.files import SimCrash, SimDisk
 
+pytestmark = pytest.mark.slow
 LENGTHS = (0, 1, 511, 4096, 5000, 12_289)
 KEYS = range(12)
 
