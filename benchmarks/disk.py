@@ -174,6 +174,7 @@ async def against_fio(
         for number in range(laps):
             work = settled(folder / "work")
             backend = await tier(work, sync=sync, direct=how)
+            os.sync()  # the folders it made belong to the opening
             line = fio.command(
                 work, "write", nbytes=nbytes, count=count, depth=DEPTH, direct=direct,
                 sync=sync is not Sync.NONE,
