@@ -4,11 +4,11 @@
 
 Ours is the tier as the manager uses it: frames in aligned memory, verified by the ``check`` wrapper before they
 are stored and after they are loaded, through ``disk`` on threads of its own. fio moves the same bytes: one file
-per object, the same size, count, number of threads and ``direct=1``; for ``ordered`` and ``durable`` with one
-fdatasync per file. ``durable`` also syncs the folders that got new names, once for all values that wait
-(group commit); fio does not rename and does not. A *ratio* is the median over laps of ours / fio, the two
-taking turns. ``--peer`` names a command that runs LMCache 0.5.6; its ``bench l2`` then takes its turn too (it
-neither verifies nor syncs; ours is shown both ways). ``--long`` also scans a million values. Exit status 1: a bar was missed.
+per object, the same size, count, number of threads and ``direct=1``; it reads the very files of ours, and writes
+with one fdatasync per file for ``ordered`` and ``durable``. ``durable`` also syncs the folder of each new name; fio
+does not rename and does not. A *ratio* is the median over laps of ours / fio, the two taking turns. ``--peer``
+names a command that runs LMCache 0.5.6; its ``bench l2`` then takes its turn too (it neither verifies nor syncs; ours
+is shown both ways). ``--long`` also scans a million values. Exit status 1: a bar was missed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import os
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ from lmcache_core.wrappers import Check, CheckOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from limits import fio  # type: ignore[import-not-found]  # it lies beside this file
+from limits.peer import rates_of  # type: ignore[import-not-found]
 
 MIB = 1 << 20
 DEPTH = 8
@@ -113,30 +113,36 @@ async def tier(folder: Path, *, sync: Sync, direct: Direct) -> AbstractBackend:
 
 
 async def stored(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
-    """Bytes per second of storing everything, ``batch`` values a call, two calls under way."""
+    """Bytes per second of storing everything, ``batch`` values a call."""
 
-    async def lane(starts: range) -> None:
-        for start in starts:
-            part = range(start, min(start + batch, len(values)))
-            results = await backend.store([Store(key(n), (values[n],)) for n in part])
-            assert {result.status for result in results} == {StoreStatus.STORED}, results
+    async def store(part: range) -> None:
+        results = await backend.store([Store(key(n), (values[n],)) for n in part])
+        assert {result.status for result in results} == {StoreStatus.STORED}, results
 
-    started = time.perf_counter()
-    await asyncio.gather(*(lane(range(i * batch, len(values), 2 * batch)) for i in range(2)))
-    return sum(value.nbytes for value in values) / (time.perf_counter() - started)
+    return await timed(store, values, batch)
 
 
 async def loaded(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
-    """Bytes per second of loading everything into ``values``."""
+    """The same for loading everything into ``values``."""
 
-    async def lane(starts: range) -> None:
-        for start in starts:
-            part = range(start, min(start + batch, len(values)))
-            results = await backend.load([Load(key(n), (values[n],)) for n in part])
-            assert {result.status for result in results} == {LoadStatus.FILLED}, results
+    async def load(part: range) -> None:
+        results = await backend.load([Load(key(n), (values[n],)) for n in part])
+        assert {result.status for result in results} == {LoadStatus.FILLED}, results
+
+    return await timed(load, values, batch)
+
+
+async def timed(
+    move: Callable[[range], Awaitable[None]], values: Sequence[memoryview], batch: int
+) -> float:
+    """Bytes per second of moving everything, two calls under way."""
+
+    async def lane(first: int) -> None:
+        for start in range(first, len(values), 2 * batch):
+            await move(range(start, min(start + batch, len(values))))
 
     started = time.perf_counter()
-    await asyncio.gather(*(lane(range(i * batch, len(values), 2 * batch)) for i in range(2)))
+    await asyncio.gather(lane(0), lane(batch))
     return sum(value.nbytes for value in values) / (time.perf_counter() - started)
 
 
@@ -181,7 +187,13 @@ async def against_fio(
             )  # fmt: skip
             await lap(f"write {sync.value}", number, line, stored(backend, values, batch))
             await backend.aclose()
-    backend = await tier(work, sync=Sync.NONE, direct=how)
+    work = settled(folder / "work")
+    backend = await tier(work, sync=Sync.ORDERED, direct=how)
+    await stored(backend, values, batch)
+    for number in range(count):  # fio reads the very files of ours, by other names
+        name = key(number).text
+        job, at = divmod(number, count // DEPTH)
+        os.link(work / name[-2:] / name, work / f"object.{job}.{at}")
     line = fio.command(
         work, "read", nbytes=nbytes, count=count, depth=DEPTH, direct=direct, sync=False
     )
@@ -212,30 +224,6 @@ PEER: tuple[tuple[str, dict[str, object], Direct], ...] = (
 )
 
 
-def bench_l2(peer: str, adapter: dict[str, object], folder: Path) -> dict[str, float]:
-    """Bytes per second of the peer's ``store`` and ``load``."""
-    nbytes, batch = SHAPES[0]
-    line = [
-        *shlex.split(peer), "bench", "l2", "--num-keys", str(batch), "--rounds", "5",
-        "--l2-adapter", json.dumps(adapter | {"base_path": str(folder)}),
-        "--data-size-kb", str(nbytes >> 10), "--l1-align-bytes", "4096", "--format", "json",
-    ]  # fmt: skip
-    environment = os.environ | {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
-    done = subprocess.run(line, check=True, capture_output=True, text=True, env=environment)
-    text = done.stdout[done.stdout.index("\n{") : done.stdout.rindex("\n}") + 2]
-    found = find_operations(json.loads(text))
-    return {each["operation"].lower(): each["throughput_avg_mbps"] * MIB for each in found}
-
-
-def find_operations(document: object) -> list[dict[str, Any]]:
-    """The records of single operations, wherever they are."""
-    if not isinstance(document, dict):
-        return []
-    if "operation" in document:
-        return [document]
-    return [each for value in document.values() for each in find_operations(value)]
-
-
 async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
     """16 x 4 MiB in turn with ``lmcache bench l2``: nothing synced on either side, nothing verified on theirs."""
     nbytes, batch = SHAPES[0]
@@ -250,7 +238,7 @@ async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
                 (work / side).mkdir()
             theirs = {}
             if lap % 2:
-                theirs = await asyncio.to_thread(bench_l2, peer, adapter, work / "theirs")
+                theirs = await asyncio.to_thread(rates_of, peer, adapter, work / "theirs")
             backend = await tier(work / "ours", sync=Sync.NONE, direct=direct)
             assert isinstance(backend, Check)
             ours: dict[str, list[float]] = {kind: [] for kind in rates}
@@ -260,7 +248,7 @@ async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
                     ours["load" + kind].append(await loaded(store, values, batch))
                     await backend.delete([key(number) for number in range(batch)])
             await backend.aclose()
-            theirs = theirs or await asyncio.to_thread(bench_l2, peer, adapter, work / "theirs")
+            theirs = theirs or await asyncio.to_thread(rates_of, peer, adapter, work / "theirs")
             for verb in rates:
                 rates[verb].append((statistics.mean(ours[verb][1:]), theirs[verb.split()[0]]))
         rows += [
