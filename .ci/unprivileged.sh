@@ -5,7 +5,7 @@ set -euo pipefail
 
 if [[ $(id -u) != 0 ]]; then
     echo 'unprivileged: this run has no root already'
-    exec make test PYTEST_ARGS="${TEST_ARGS-}"
+    exec bash .ci/tests.sh
 fi
 
 user=lmcachetest
@@ -31,4 +31,4 @@ done
 [[ -n $python ]] || { echo 'unprivileged: no Python >= 3.11 with venv that this user may run' >&2; exit 1; }
 
 as_user make setup PYTHON="$python"
-as_user make test PYTHON="$python" PYTEST_ARGS="${TEST_ARGS-}"
+as_user bash .ci/tests.sh PYTHON="$python"

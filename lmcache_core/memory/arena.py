@@ -382,7 +382,8 @@ def _settle(closed: threading.Event, threads: Sequence[threading.Thread]) -> Non
     """At exit no thread may be in native code, which could not come back from it; a slice takes milliseconds."""
     closed.set()
     for thread in threads:
-        thread.join(1.0)
+        if thread is not threading.current_thread():  # the last reference may go there
+            thread.join(1.0)
 
 
 def _round(nbytes: int, unit: int) -> int:

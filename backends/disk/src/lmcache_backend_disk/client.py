@@ -243,7 +243,8 @@ class Root:
 
     def _name(self, temporary: str, name: str) -> bool:
         target = self.path_of(name)
-        for _ in range(3):  # two things may have to be put right first
+        failure = OSError(errno.ENOENT, "shard folder is gone", target)
+        for _ in range(8):  # a few things may have to be put right first, or change under other hands
             try:
                 if self._links:
                     self._files.link(temporary, target)
@@ -253,10 +254,10 @@ class Root:
                             return False
                         self._files.rename(temporary, target)
                 return True
-            except FileExistsError:
-                if self.find(name) is None:
-                    raise  # something that is not ours sits there
-                return False
+            except FileExistsError as error:
+                if self.find(name) is not None:
+                    return False
+                failure = error  # another process deleted it meanwhile, or what sits there is not ours
             except FileNotFoundError:
                 self._remade = True  # from now on the folder itself is synced with every name
                 self._folder.mkdir(f"{self.path}/{self.shard_of(name)}")
@@ -264,7 +265,7 @@ class Root:
                 if not self._links or error.errno not in NO_LINKS:
                     raise
                 self._links = False
-        raise OSError(errno.ENOENT, "shard folder is gone", target)
+        raise failure
 
     def _settle(self, name: str) -> None:
         """With ``durable``: return when the name is on the medium.
