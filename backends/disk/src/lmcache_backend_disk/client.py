@@ -244,7 +244,7 @@ class Root:
     def _name(self, temporary: str, name: str) -> bool:
         target = self.path_of(name)
         failure = OSError(errno.ENOENT, "shard folder is gone", target)
-        for _ in range(8):  # a few things may have to be put right first, or change under other hands
+        for _ in range(8):  # things to put right first, or others' deletions between two calls
             try:
                 if self._links:
                     self._files.link(temporary, target)
@@ -257,7 +257,7 @@ class Root:
             except FileExistsError as error:
                 if self.find(name) is not None:
                     return False
-                failure = error  # another process deleted it meanwhile, or what sits there is not ours
+                failure = error  # deleted meanwhile, or what sits there is not ours
             except FileNotFoundError:
                 self._remade = True  # from now on the folder itself is synced with every name
                 self._folder.mkdir(f"{self.path}/{self.shard_of(name)}")
