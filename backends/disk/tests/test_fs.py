@@ -149,6 +149,15 @@ def test_processes_storing_loading_and_deleting_at_once_never_see_a_part(tmp_pat
     assert os.listdir(tmp_path / "tmp") == []
 
 
+def test_name_that_another_node_frees_meanwhile_is_taken(new_rig):
+    rig = new_rig(backend=FsBackend).open()
+    rig.files.fail("link", errno.EEXIST)  # there, says the server; gone, when one looks
+    rig.keep(0)
+    assert rig.get(0) == rig.value(0)
+    rig.files.fail("link", errno.EEXIST, times=100)
+    assert rig.store(1).status is StoreStatus.FAILED
+
+
 def test_stale_handles_are_tried_again_and_then_missed(new_rig):
     rig = new_rig(backend=FsBackend).open()
     rig.keep(0)
