@@ -131,6 +131,12 @@ def conformance(wheels: dict[str, Path]) -> int:
         here.mkdir(parents=True)
         for test in tests:
             shutil.copy(test, here)
+            for module in re.findall(
+                r"^from (tests\.[\w.]+) import", test.read_text(), re.MULTILINE
+            ):
+                needed = Path(*module.split(".")).with_suffix(".py")  # starts a server, say
+                (here / needed).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / needed, here / needed)
         print(f"wheels: conformance of {name}", flush=True)
         strict = ("-W", "error", "-p", "no:cacheprovider", "--import-mode=importlib")
         if not run(
