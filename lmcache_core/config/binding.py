@@ -250,7 +250,7 @@ def _leaf(wanted: Any, item: Item) -> Any:
         raise ValueError(f"expected a single value, got {_kind_of(item.value)}")
     if parse := getattr(wanted, "parse", None):
         return parse(item.value)
-    if isinstance(wanted, type) and issubclass(wanted, (str, PurePath)):
+    if isinstance(wanted, type) and issubclass(wanted, (str, PurePath, Secret)):
         if not isinstance(item.value, str):
             raise ValueError(f"expected text, got {_kind_of(item.value)}; write it in quotes")
         return wanted(item.value)

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
+from lmcache_core import ops
 from lmcache_core.spi import (
     MISSED,
     PRESENT,
     STORED,
     AbstractBackend,
-    BufferTooSmall,
     ByteSize,
     Capabilities,
     Closed,
     Context,
-    Corrupt,
     Found,
     Key,
     Load,
@@ -29,6 +28,7 @@ from lmcache_core.spi import (
     Stored,
     StoreDone,
     Usage,
+    fill,
 )
 
 R = TypeVar("R")
@@ -157,22 +157,7 @@ class MemoryBackend(AbstractBackend):
         value = self._value(load.key)
         if value is None:
             return MISSED
-        whole = len(value.content)
-        end = whole if load.length is None else load.offset + load.length
-        if not 0 <= load.offset <= end <= whole:
-            return Loaded.failed(
-                Corrupt(f"{load.key!r} has {whole} bytes, asked for {load.offset}..{end}")
-            )
-        if load.room < end - load.offset:
-            return Loaded.failed(
-                BufferTooSmall(f"{load.key!r} needs {end - load.offset} bytes, got {load.room}")
-            )
-        position = load.offset
-        for view in load.into:
-            piece = value.content[position : min(end, position + view.nbytes)]
-            view[: len(piece)] = piece
-            position += len(piece)
-        return Loaded.filled(end - load.offset)
+        return fill(load, memoryview(value.content), ops.copy)
 
     def _store(self, store: Store) -> Stored:
         if refusal := self.screen_store(store):

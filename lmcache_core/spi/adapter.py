@@ -17,7 +17,7 @@ from lmcache_core.spi.backend import (
     StoreDone,
 )  # fmt: skip
 from lmcache_core.spi.context import Context
-from lmcache_core.spi.errors import BackendError, Closed, Unavailable
+from lmcache_core.spi.errors import BackendError, BufferTooSmall, Closed, Corrupt, Unavailable
 
 R = TypeVar("R")
 Done = Callable[[int, Any], None] | None
@@ -96,3 +96,26 @@ def attempt(operation: str, function: Callable[..., R], /, *args: Any) -> R:
         raise
     except OSError as error:
         raise Unavailable(f"{operation} failed: {error}", operation=operation) from error
+
+
+def fill(
+    load: Load, value: memoryview, copy: Callable[[memoryview, memoryview], object], /
+) -> Loaded:
+    """Answer a load from a whole value that lies in memory.
+
+    Args:
+        copy: ``copy(into, piece)`` of equal lengths, such as ``ops.copy``.
+    """
+    end = value.nbytes if load.length is None else load.offset + load.length
+    if not 0 <= load.offset <= end <= value.nbytes:
+        asked = f"{load.offset}..{end}"
+        return Loaded.failed(Corrupt(f"{load.key!r} has {value.nbytes} bytes, asked for {asked}"))
+    if load.room < end - load.offset:
+        needed = f"{end - load.offset} bytes, got {load.room}"
+        return Loaded.failed(BufferTooSmall(f"{load.key!r} needs {needed}"))
+    at = load.offset
+    for view in load.into:
+        piece = value[at : min(end, at + view.nbytes)]
+        copy(view[: piece.nbytes], piece)
+        at += piece.nbytes
+    return Loaded.filled(end - load.offset)

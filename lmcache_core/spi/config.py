@@ -69,10 +69,22 @@ class Duration(float):
         return cls(_parse(written, "duration", "50ms, 2s, 1d", _TIME_UNITS, "s"))
 
 
-class Secret(str):
-    """Text that is never shown: ``repr`` and ``str.format`` print stars; ``reveal`` gives the text."""
+class Secret:
+    """Text that is never shown, whatever prints its record: only ``reveal`` gives it. Empty text is false."""
 
-    __slots__ = ()
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "", /) -> None:
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
 
     def __repr__(self) -> str:
         return "'***'"
@@ -80,9 +92,6 @@ class Secret(str):
     def __str__(self) -> str:
         return "***"
 
-    def __format__(self, format_spec: str) -> str:
-        return "***"
-
     def reveal(self) -> str:
         """The text itself, for the one place that needs it."""
-        return self[:]
+        return self._text

@@ -75,6 +75,34 @@ class Damaged(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recoded(Event):
+    """Values of one batch went through the serdes of a tier.
+
+    Attributes:
+        verb: ``store`` (encoded) or ``load`` (decoded).
+        chain: wire ids configured, joined by ``+``.
+        values: how many were not plain frames inside.
+        raw, stored: their bytes before encoding, and as stored.
+        seconds: time on the tier's threads, digests included.
+    """
+
+    verb: str
+    chain: str
+    values: int
+    raw: int
+    stored: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerdeOff(Event):
+    """A serde failed its test at start; values are stored without it."""
+
+    serde: str
+    reason: str
+
+
 class Observer(Protocol):
     """Watches events; called off the critical path, one at a time."""
 

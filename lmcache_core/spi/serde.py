@@ -13,29 +13,34 @@ from lmcache_core.spi.layout import KVSpec
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """What a serde may know about the value it encodes.
+    """What a serde may know about what it encodes: one segment (layer and head range) of a value.
 
     Attributes:
         key: address of the value (associated data for encryption).
-        spec: stored form of the unencoded payload.
-        first_token: position of the chunk's first token in its prefix, or -1 when unknown (a reader).
-        tenant: tenant label, for keys per tenant.
+        spec: stored form of the unencoded payload, with exactly one segment. A ``ROWS`` segment is
+            ``[plane][token][head][dim]``.
+        first_token: position of the chunk's first token in its prefix, -1 when the writer did not know;
+            equal in ``encode`` and ``decode``. A lossy serde that keeps the first tokens of a prompt exact
+            keeps them wherever this is 0 or -1.
     """
 
     key: Key
     spec: KVSpec
     first_token: int = -1
-    tenant: str = ""
 
 
 class _Serde(ABC):
-    """What both kinds share.
+    """What both kinds share. Every segment of a value is encoded by itself, so that it can be read by itself.
 
     Attributes:
         wire_id: stable name written into the frame, such as ``"x12"``; at most 15 ASCII characters.
-            A change of the encoding is a new wire id.
-        lossless: decode(encode(x)) == x for every bit pattern.
+            A change of the encoding is a new wire id. Options that decoding depends on are written into
+            the encoded bytes: any instance decodes what any other encoded.
+        lossless: decode(encode(x)) == x for every bit pattern. A lossy serde is offered ``ROWS`` groups of
+            16 and 32-bit floats only.
         error_bound: for a lossy serde, a one-line statement of its bound, for people.
+        required: never leave it out (encryption): what it declines is not stored, and what was stored
+            without it is not read.
     """
 
     plugin_api: ClassVar[int] = PLUGIN_API
@@ -43,6 +48,7 @@ class _Serde(ABC):
     wire_id: ClassVar[str]
     lossless: ClassVar[bool]
     error_bound: ClassVar[str] = ""
+    required: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, config: Any, /) -> None: ...
@@ -52,7 +58,7 @@ class _Serde(ABC):
         """Write the encoded form and return its length.
 
         Behaviour: deterministic unless the serde says otherwise. Declines by raising ``ValueError``
-        (non-finite input of a lossy codec, wrong dtype); the value is then stored without this serde.
+        (non-finite input of a lossy codec, wrong dtype); the whole value is then stored without this serde.
         Buffers: ``into`` has at least ``bound`` bytes; bytes after the returned length are undefined.
         """
 
@@ -66,11 +72,11 @@ class _Serde(ABC):
 
 
 class TensorSerde(_Serde):
-    """First of a chain: understands the elements of a payload (``info.spec``)."""
+    """First of a chain: understands the elements of a segment (``info.spec``)."""
 
     @abstractmethod
     def bound(self, spec: KVSpec, /) -> int:
-        """Most bytes ``encode`` can produce for a payload of this form."""
+        """Most bytes ``encode`` can produce for a segment of this form."""
 
 
 class BytesSerde(_Serde):

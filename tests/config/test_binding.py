@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,10 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path) -> None:
     assert shown["tiers.redis.url"] == "redis://***@cache:6379/0"
     assert HUSH not in repr(effective.settings)
     assert isinstance(options.password, Secret)  # type: ignore[attr-defined]
+    plain = asdict(options)  # type: ignore[call-overload]
+    plain.pop("url")
+    assert HUSH not in json.dumps(plain, default=str)
+    assert HUSH not in repr(plain)
 
 
 @pytest.mark.parametrize(

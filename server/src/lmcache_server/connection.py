@@ -231,7 +231,9 @@ class Connection:
         """Serve the two records that come before a session."""
         if isinstance(record, records.Auth) and self._pending is not None:
             expected = hmac.digest(
-                self.daemon.options.token.encode(), self._challenge + self.daemon.boot, "sha256"
+                self.daemon.options.token.reveal().encode(),
+                self._challenge + self.daemon.boot,
+                "sha256",
             )
             self._challenge = b""  # one try
             if not hmac.compare_digest(expected, record.mac):

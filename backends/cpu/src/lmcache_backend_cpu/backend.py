@@ -11,11 +11,9 @@ from lmcache_core.spi import (
     PRESENT,
     STORED,
     BlockingBackend,
-    BufferTooSmall,
     Capabilities,
     Closed,
     Context,
-    Corrupt,
     Found,
     Key,
     Load,
@@ -27,6 +25,7 @@ from lmcache_core.spi import (
     Store,
     Stored,
     Usage,
+    fill,
 )
 
 
@@ -83,20 +82,7 @@ class CPUBackend(BlockingBackend):
             (lease,) = leases
             if lease is None:
                 return MISSED
-            value = lease.view
-            end = value.nbytes if load.length is None else load.offset + load.length
-            if not 0 <= load.offset <= end <= value.nbytes:
-                asked = f"{load.offset}..{end} of {value.nbytes} bytes"
-                return Loaded.failed(Corrupt(f"{load.key!r} does not hold {asked}"))
-            if load.room < end - load.offset:
-                needed = f"{end - load.offset} bytes, got {load.room}"
-                return Loaded.failed(BufferTooSmall(f"{load.key!r} needs {needed}"))
-            at = load.offset
-            for view in load.into:
-                piece = value[at : min(end, at + view.nbytes)]
-                ops.copy(view[: piece.nbytes], piece)
-                at += piece.nbytes
-            return Loaded.filled(end - load.offset)
+            return fill(load, lease.view, ops.copy)
         finally:
             self.pool.release(leases)
 

@@ -11,8 +11,6 @@ from lmcache_core.spi import (
     MISSED,
     PRESENT,
     STORED,
-    BufferTooSmall,
-    Corrupt,
     Found,
     Key,
     Load,
@@ -23,6 +21,7 @@ from lmcache_core.spi import (
     Stored,
     Unavailable,
     Usage,
+    fill,
 )
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
@@ -72,20 +71,7 @@ class Client:
             raise Unavailable(f"{self._url} has no answer: {loaded.reason.value}")
         try:
             (lease,) = loaded.leases
-            value = lease.view
-            end = value.nbytes if load.length is None else load.offset + load.length
-            if not 0 <= load.offset <= end <= value.nbytes:
-                asked = f"{load.offset}..{end} of {value.nbytes} bytes"
-                return Loaded.failed(Corrupt(f"{load.key!r} does not hold {asked}"))
-            if load.room < end - load.offset:
-                needed = f"{end - load.offset} bytes, got {load.room}"
-                return Loaded.failed(BufferTooSmall(f"{load.key!r} needs {needed}"))
-            at = load.offset
-            for view in load.into:
-                piece = value[at : min(end, at + view.nbytes)]
-                ops.copy(view[: piece.nbytes], piece)
-                at += piece.nbytes
-            return Loaded.filled(end - load.offset)
+            return fill(load, lease.view, ops.copy)
         finally:
             self._daemon.release(loaded.leases)
 

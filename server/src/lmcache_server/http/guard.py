@@ -29,7 +29,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: Secret, hosts: tuple[str, ...] = ()) -> None:
         self._app = app
-        self._token = token.encode()
+        self._token = token.reveal().encode()
         self._hosts = ("localhost", *map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
