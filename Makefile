@@ -11,7 +11,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(WORK)/pycache
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(WORK)/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-storage bench-disk check sim catalogue clean
+.PHONY: help setup demo test bench bench-storage bench-disk bench-tiers check sim catalogue clean
 
 help:
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -38,6 +38,9 @@ bench-storage: setup  ## the storage part of the benchmarks
 
 bench-disk: setup  ## the disk tier against fio (needs fio)
 	@$(PY) .ci/nightly.py bench-disk
+
+bench-tiers: setup  ## remote tiers against raw loops on the same servers
+	@$(PY) .ci/nightly.py bench-tiers
 
 bench-daemon: setup  ## the daemon: round trips, copies, streams, deaths
 	@$(PY) .ci/nightly.py bench-daemon

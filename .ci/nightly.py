@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     "bench": (1500, [*STORAGE, ["benchmarks/disk.py"]]),
     "bench-storage": (900, STORAGE),
     "bench-daemon": (300, [["benchmarks/daemon.py"]]),
+    "bench-tiers": (900, [["benchmarks/tiers.py"]]),
     "bench-disk": (900, [["benchmarks/disk.py"]]),
     "sim": (900, [[*HISTORIES, "--seeds", "200"]]),
     "storage": (
