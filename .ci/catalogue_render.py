@@ -17,6 +17,7 @@ class Row:
     kind: str
     name: str
     object: str
+    help: str = ""
     dist: str = ROOT_DIST
     path: str = "."
     extra: str = ""
@@ -174,6 +175,7 @@ def module(catalogue: Catalogue) -> str:
         "dist",
         "path",
         "object",
+        "help",
         "extra",
         "status",
         "reason",
@@ -196,7 +198,8 @@ class Entry:
     """One first-party name: what ships it, where it lies in a checkout, what it needs.
 
     ``kind`` is the end of the entry-point group ``lmcache_core.KIND``. ``status`` is ``experimental``,
-    ``stable`` or ``retired``; a retired name has a ``reason``. Empty text means none.
+    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Empty text
+    means none.
     """
 
     kind: str
@@ -204,6 +207,7 @@ class Entry:
     dist: str
     path: str
     object: str
+    help: str = ""
     extra: str = ""
     status: str = "experimental"
     reason: str = ""

@@ -8,7 +8,8 @@ class Entry:
     """One first-party name: what ships it, where it lies in a checkout, what it needs.
 
     ``kind`` is the end of the entry-point group ``lmcache_core.KIND``. ``status`` is ``experimental``,
-    ``stable`` or ``retired``; a retired name has a ``reason``. Empty text means none.
+    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Empty text
+    means none.
     """
 
     kind: str
@@ -16,6 +17,7 @@ class Entry:
     dist: str
     path: str
     object: str
+    help: str = ""
     extra: str = ""
     status: str = "experimental"
     reason: str = ""
@@ -200,6 +202,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-backend-disk",
         path="backends/disk",
         object="lmcache_backend_disk.command:app",
+        help="Verify every value of a disk or fs tier.",
         extra="disk",
         status="experimental",
     ),
@@ -209,6 +212,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.command:app",
+        help="Run the daemon: one cache for all engines of this node.",
         extra="server",
         status="experimental",
     ),
@@ -218,6 +222,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.http.command:app",
+        help="Serve health, status, metrics and administration of a daemon over HTTP.",
         extra="server",
         status="experimental",
         service="prometheus",
@@ -228,6 +233,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:ping",
+        help="Ask whether the daemon answers, and how fast.",
         extra="server",
         status="experimental",
     ),
@@ -237,6 +243,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:describe",
+        help="Show the daemon: memory, tiers, clients, engines.",
         extra="server",
         status="experimental",
     ),
@@ -246,6 +253,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:query",
+        help="Tell in which tier values are.",
         extra="server",
         status="experimental",
     ),
@@ -255,6 +263,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:ls",
+        help="Name the values of a tier (of memory, when none is named).",
         extra="server",
         status="experimental",
     ),
@@ -264,6 +273,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:clear",
+        help="Forget values.",
         extra="server",
         status="experimental",
     ),
@@ -273,6 +283,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:move",
+        help="Move values between tiers.",
         extra="server",
         status="experimental",
     ),
@@ -282,6 +293,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:prefetch",
+        help="Bring values up into memory and wait for it.",
         extra="server",
         status="experimental",
     ),
@@ -291,6 +303,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:flush",
+        help="Have written what is only in memory.",
         extra="server",
         status="experimental",
     ),
@@ -300,6 +313,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:freeze",
+        help="Refuse new values.",
         extra="server",
         status="experimental",
     ),
@@ -309,6 +323,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.quota:app",
+        help="Show and change what tenants may take of memory.",
         extra="server",
         status="experimental",
     ),
@@ -318,6 +333,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-engine-transformers",
         path="engines/transformers",
         object="lmcache_engine_transformers.demo.command:app",
+        help="Ask three questions about one long document: without a cache, from memory, and in a new process.",
         extra="transformers",
         status="experimental",
         needs="torch (the CPU build is enough), transformers; gguf and accelerate once",

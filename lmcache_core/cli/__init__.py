@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -45,25 +45,55 @@ class Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = {name: f"From {dist}." for name, dist in _offered().items()}
-        rows.update((name, text) for name, (_, text) in OWN.items())
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows.items()))
+            formatter.write_dl(_rows())
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Names of commands, without importing what is behind them."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [_Completion(*row) for row in _rows() if row[0].startswith(incomplete)]
+
+
+class _Completion(NamedTuple):
+    """One proposal, as shells are told."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
+def _rows() -> list[tuple[str, str]]:
+    rows = _offered() | {name: text for name, (_, text) in OWN.items()}
+    return sorted(rows.items())
 
 
 def _offered() -> dict[str, str]:
-    """Commands of installed distributions, without the registry: help must not load the plugin contract."""
+    """Commands of installed distributions, and their help: from the catalogue, else what the distribution says
+    of itself. Without the registry: help must not load the plugin contract.
+    """
     from importlib.metadata import entry_points
 
-    found = entry_points(group="lmcache_core.commands")
-    return {entry.name: entry.dist.name if entry.dist else "" for entry in found}
+    from lmcache_core._catalogue import CATALOGUE
+
+    known = {entry.object: entry.help for entry in CATALOGUE if entry.help}
+    rows = {}
+    for entry in entry_points(group="lmcache_core.commands"):
+        rows[entry.name] = known.get(entry.value) or _introduced(entry.dist)
+    return rows
+
+
+def _introduced(dist: Any) -> str:
+    if dist is None:
+        return "From an unnamed distribution."
+    summary = (dist.metadata["Summary"] or "").rstrip(".")
+    return f"{summary} (from {dist.name})." if summary else f"From {dist.name}."
 
 
 app = typer.Typer(
     cls=Commands,
     name="lmcache",
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="A KV cache that every request, process, restart and engine can use.",

@@ -135,8 +135,26 @@ def test_a_command_of_another_distribution(
     make_dist("acme-tools", {"commands": {"greet": "MODULE:app"}}, COMMAND)
     assert main(["--help"]) == 0
     assert re.search(r"greet +From acme-tools\.", capsys.readouterr().out)
+    info = next(Path(sys.path[0]).glob("acme_tools-*.dist-info/METADATA"))
+    info.write_text(f"{info.read_text()}Summary: Says hello.\n")
+    assert main(["--help"]) == 0
+    assert re.search(r"greet +Says hello \(from acme-tools\)\.", capsys.readouterr().out)
     assert main(["greet", "--status", "3"]) == 3
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_the_shell_completes_commands_without_importing_them(
+    make_dist: MakeDist, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = make_dist("acme-tools", {"commands": {"boom": "MODULE:app"}}, "raise RuntimeError")
+    for words, found in (("lmcache bo", ["boom"]), ("lmcache config --js", ["--json"])):
+        monkeypatch.setenv("_LMCACHE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            main([])
+        assert capsys.readouterr().out.split() == found
+    assert module not in sys.modules
 
 
 def test_a_command_is_imported_only_when_it_is_named(

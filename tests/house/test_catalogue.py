@@ -3,9 +3,11 @@
 import re
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 
 import catalogue
 import pytest
+import typer
 from catalogue import CatalogueError
 
 from lmcache_core._catalogue import CATALOGUE
@@ -43,6 +45,15 @@ def test_installed_entry_points_are_those_of_the_catalogue() -> None:
             continue
         found = entry_points(group=f"lmcache_core.{entry.kind}", name=entry.name)
         assert entry.object in {point.value for point in found}, f"{entry.name}: run `make setup`"
+
+
+def test_help_of_a_command_begins_as_the_command_itself_says() -> None:
+    here = {dist.name for dist in distributions()}
+    for entry in CATALOGUE:
+        if entry.kind == "commands" and entry.dist in here:
+            own = typer.main.get_command(resolve_name(entry.object)).help or ""
+            assert entry.help.endswith(".")
+            assert " ".join(own.split()).startswith(entry.help[:-1]), entry.name
 
 
 def test_every_kind_is_one_the_registry_knows() -> None:
