@@ -4,17 +4,16 @@ Layout, all numbers little-endian; the length is a multiple of 4096, so that hea
 one aligned region::
 
     FIXED      magic, version, header length, flags, key (space, digest, group), interior, planes,
-    tokens,
-               heads, head_dim, raw and stored payload bytes, creation time, counts, dtype, payload
-               digest
+               tokens, heads, head_dim, raw and stored payload bytes, creation time, position of the
+               first token, counts, dtype, payload digest
     names      wire ids of the serde chain, then tags: u8 length and bytes each
-    segments   per segment: layer u32, heads u16 u16, offset u64, bytes u64, xxh3-128 digest
+    segments   per segment: layer u32, heads u16 u16, stored bytes u64, raw bytes u64, xxh3-128 digest
     zeros
     digest     16 bytes: xxh3-128 over every byte before it, unseeded
 
-The segment table describes the raw payload. Without a chain the stored payload *is* the raw one:
-each segment can be read and verified alone. With a chain the stored bytes are covered by one
-payload digest, and the table's digests, where the writer knew them, prove the decoded bytes.
+Segments are stored back to back, each encoded alone, so each can be read, decoded and verified alone.
+Its digest proves the raw bytes; after a lossy chain, whose raw bytes nobody keeps, the stored ones.
+With a chain one payload digest more covers all stored bytes, for who has no decoder.
 Payload digests are seeded with the key: a value filed under another key fails even if its header
 was exchanged. They guard against accident, not malice.
 
@@ -37,7 +36,7 @@ from lmcache_core.spi.keys import Key
 from lmcache_core.spi.layout import Interior, KVSpec, SegmentSpec
 
 MAGIC = b"LMCFRAME"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 4096
 HEADER_LIMIT = 1 << 20
 """Longest header accepted or written, in bytes."""
@@ -45,10 +44,11 @@ TAGS_LIMIT = 16
 NO_DIGEST = bytes(16)
 
 _START = struct.Struct("<8sHI")
-_FIXED = struct.Struct("<8sHIH 32s32sH BBIII QQQ IHH 24s16s")
+_FIXED = struct.Struct("<8sHIH 32s32sH BBIII QQQq IHH 24s16s")
 _SEGMENT = struct.Struct("<IHHQQ16s")
 _INTERIORS = tuple(Interior)
 _CHECKED_SEGMENTS = 1  # flag: the segment digests are known
+_APPROXIMATE = 2  # flag: the chain is lossy, the segment digests are of stored bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,12 @@ class Header:
     Attributes:
         key: address of the value.
         spec: raw form of the payload.
-        digests: of the raw segments in payload order; empty when a serde chain hides them.
+        digests: of the raw segments in payload order, of the stored ones where ``approximate``; may be
+            empty with a chain.
         chain: wire ids of the serdes applied, first one first.
-        stored_nbytes: payload bytes behind the header.
+        approximate: the chain is lossy.
+        stored: bytes of each segment as stored, back to back behind the header.
+        first: position of the chunk's first token in its prefix, -1 when the writer did not know.
         payload_digest: of the stored payload when there is a chain, else ``NO_DIGEST``.
         tags: labels of the request.
         created: Unix time in seconds, for people.
@@ -72,12 +75,19 @@ class Header:
     spec: KVSpec
     digests: tuple[bytes, ...]
     chain: tuple[str, ...]
-    stored_nbytes: int
+    approximate: bool
+    stored: tuple[int, ...]
+    first: int
     payload_digest: bytes
     tags: tuple[str, ...]
     created: int
     nbytes: int
     identity: bytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Payload bytes behind the header."""
+        return sum(self.stored)
 
 
 def seed_of(key: Key, /) -> int:
@@ -99,43 +109,48 @@ def seal(
     spec: KVSpec,
     digests: Sequence[bytes],
     chain: Sequence[str] = (),
-    stored_nbytes: int | None = None,
+    approximate: bool = False,
+    stored: Sequence[int] = (),
     payload_digest: bytes = NO_DIGEST,
     tags: Sequence[str] = (),
     created: int = 0,
+    first: int = -1,
 ) -> Header:
     """Write the header of a value whose digests are known, over all of ``header``.
 
     Args:
         header: room of a multiple of 4096 bytes, at least ``header_nbytes``.
         digests: one per segment under ``seed_of(key)``; may be empty with a chain.
-        stored_nbytes, payload_digest: of the encoded payload; only with a chain.
+        approximate, stored, payload_digest: of the encoded payload; only with a chain.
 
     Raises:
         ValueError: room, counts, names or sizes that no frame can carry.
     """
     chained = bool(chain)
-    stored = spec.nbytes if stored_nbytes is None else stored_nbytes
+    raw = tuple(segment.nbytes for segment in spec.segments)
+    stored = tuple(stored) if chained else raw
     if header.nbytes % ALIGNMENT or not 0 < header.nbytes <= HEADER_LIMIT:
         raise ValueError(f"header room of {header.nbytes} bytes is no multiple of {ALIGNMENT}")
     if header.nbytes < (needed := header_nbytes(len(spec.segments), chain=chain, tags=tags)):
         raise ValueError(f"header room of {header.nbytes} bytes is short of {needed}")
     if not spec.segments or (len(digests) != len(spec.segments) and (digests or not chained)):
         raise ValueError(f"{len(digests)} digests for {len(spec.segments)} segments")
-    if not chained and (stored != spec.nbytes or payload_digest != NO_DIGEST):
+    if not chained and (approximate or payload_digest != NO_DIGEST):
         raise ValueError("a payload without a serde chain is covered by its segment digests")
+    if len(stored) != len(raw):
+        raise ValueError(f"{len(stored)} stored lengths for {len(raw)} segments")
     lengths = {len(each) for each in (*digests, payload_digest)}
     if len(tags) > TAGS_LIMIT or lengths != {16} or {len(key.space), len(key.digest)} != {32}:
         raise ValueError(f"frame of {key!r}: {len(tags)} tags, or a digest of another length")
     table = digests or [NO_DIGEST] * len(spec.segments)
-    offsets = accumulate((segment.nbytes for segment in spec.segments), initial=0)
+    flags = (_CHECKED_SEGMENTS if digests else 0) | (_APPROXIMATE if approximate else 0)
     try:
         data = bytearray(
             _FIXED.pack(
                 MAGIC,
                 VERSION,
                 header.nbytes,
-                _CHECKED_SEGMENTS if digests else 0,
+                flags,
                 *key,
                 _INTERIORS.index(spec.interior),
                 spec.planes,
@@ -143,8 +158,9 @@ def seal(
                 spec.heads,
                 spec.head_dim,
                 spec.nbytes,
-                stored,
+                sum(stored),
                 created,
+                first,
                 len(spec.segments),
                 len(chain),
                 len(tags),
@@ -154,17 +170,17 @@ def seal(
         )
         for name in (*(_name(wire_id, 15) for wire_id in chain), *map(_label, tags)):
             data += bytes([len(name)]) + name
-        for segment, offset, digest in zip(spec.segments, offsets, table, strict=False):
+        for segment, nbytes, digest in zip(spec.segments, stored, table, strict=True):
             begin, end = segment.head_begin, segment.head_end
-            data += _SEGMENT.pack(segment.layer, begin, end, offset, segment.nbytes, digest)
+            data += _SEGMENT.pack(segment.layer, begin, end, nbytes, segment.nbytes, digest)
     except struct.error as error:
         raise ValueError(f"a frame cannot carry {key!r} with {spec}: {error}") from error
     data += bytes(header.nbytes - 16 - len(data))
     identity = ops.digest(data, 0)
     header[:] = data + identity
     return Header(
-        key, spec, tuple(digests), tuple(chain), stored, payload_digest, tuple(tags), created,
-        header.nbytes, identity,
+        key, spec, tuple(digests), tuple(chain), approximate, stored, first, payload_digest,
+        tuple(tags), created, header.nbytes, identity,
     )  # fmt: skip
 
 
@@ -175,9 +191,12 @@ def seal_value(
     *,
     spec: KVSpec,
     chain: Sequence[str] = (),
+    approximate: bool = False,
+    stored: Sequence[int] = (),
     digests: Sequence[bytes] = (),
     tags: Sequence[str] = (),
     created: int = 0,
+    first: int = -1,
 ) -> Header:
     """``seal`` with the digests of the stored payload computed here.
 
@@ -186,21 +205,28 @@ def seal_value(
         digests: of the raw segments, where a lossless chain was applied and they are known.
     """
     seed = seed_of(key)
+    if chain and payload.nbytes != sum(stored):
+        raise ValueError(f"payload of {payload.nbytes} bytes, {sum(stored)} expected")
+    if approximate:
+        digests = _digests(payload, stored, seed)
     if not chain:
         if payload.nbytes != spec.nbytes:
             raise ValueError(f"payload of {payload.nbytes} bytes, {spec.nbytes} expected")
         digests = segment_digests(payload, spec, seed)
     whole = ops.digest(payload, seed) if chain else NO_DIGEST
     return seal(
-        header, key, spec=spec, digests=digests, chain=chain, stored_nbytes=payload.nbytes,
-        payload_digest=whole, tags=tags, created=created,
+        header, key, spec=spec, digests=digests, chain=chain, approximate=approximate, stored=stored,
+        payload_digest=whole, tags=tags, created=created, first=first,
     )  # fmt: skip
 
 
 def segment_digests(payload: memoryview, spec: KVSpec, seed: int) -> list[bytes]:
     """Digest of each segment of a raw payload."""
-    ends = list(accumulate((segment.nbytes for segment in spec.segments), initial=0))
-    return [ops.digest(payload[a:b], seed) for a, b in pairwise(ends)]
+    return _digests(payload, [segment.nbytes for segment in spec.segments], seed)
+
+
+def _digests(payload: memoryview, lengths: Sequence[int], seed: int) -> list[bytes]:
+    return [ops.digest(payload[a:b], seed) for a, b in pairwise(accumulate(lengths, initial=0))]
 
 
 def length_of(view: memoryview, /) -> int:
@@ -236,7 +262,7 @@ def open_header(view: memoryview, expect: Key | None = None, /) -> Header:
         raise _corrupt(expect, "header digest differs")
     (
         _, _, _, flags, space, digest, group, interior, planes, tokens, heads,
-        head_dim, raw, stored, created, count, chained, tagged, dtype, payload_digest,
+        head_dim, raw, stored, created, first, count, chained, tagged, dtype, payload_digest,
     ) = _FIXED.unpack_from(body)  # fmt: skip
     key = Key(space, digest, group)
     if expect is not None and key != expect:
@@ -246,10 +272,10 @@ def open_header(view: memoryview, expect: Key | None = None, /) -> Header:
     if names is None or not 0 < count * _SEGMENT.size <= body.nbytes - at:
         raise _corrupt(expect, f"header of {nbytes} bytes cannot hold {count} segments")
     rows = list(_SEGMENT.iter_unpack(body[at : at + count * _SEGMENT.size]))
-    ends = list(accumulate((row[4] for row in rows), initial=0))
-    if [row[3] for row in rows] != ends[:-1] or ends[-1] != raw or (not chained and stored != raw):
+    sums = sum(row[3] for row in rows), sum(row[4] for row in rows)
+    if sums != (stored, raw) or (not chained and any(row[3] != row[4] for row in rows)):
         raise _corrupt(expect, f"segments do not make up a payload of {raw} bytes")
-    if interior >= len(_INTERIORS) or not (chained or flags & _CHECKED_SEGMENTS):
+    if interior >= len(_INTERIORS) or flags not in ((0, 1, 3) if chained else (1,)):
         raise _corrupt(expect, f"unknown interior {interior} or flags {flags}")
     spec = KVSpec(
         dtype.rstrip(b"\0").decode("ascii", "replace"), tokens, planes, heads, head_dim,
@@ -260,7 +286,9 @@ def open_header(view: memoryview, expect: Key | None = None, /) -> Header:
         spec=spec,
         digests=tuple(row[5] for row in rows) if flags & _CHECKED_SEGMENTS else (),
         chain=tuple(names[:chained]),
-        stored_nbytes=stored,
+        approximate=bool(flags & _APPROXIMATE),
+        stored=tuple(row[3] for row in rows),
+        first=first,
         payload_digest=payload_digest,
         tags=tuple(names[chained:]),
         created=created,
@@ -293,7 +321,7 @@ def verify_raw(header: Header, raw: memoryview) -> None:
     """
     if raw.nbytes != header.spec.nbytes:
         raise _corrupt(header.key, f"{raw.nbytes} of {header.spec.nbytes} raw bytes")
-    if header.digests:
+    if header.digests and not header.approximate:
         found = segment_digests(raw, header.spec, seed_of(header.key))
         for index, (have, want) in enumerate(zip(found, header.digests, strict=True)):
             if have != want:
@@ -301,12 +329,13 @@ def verify_raw(header: Header, raw: memoryview) -> None:
 
 
 def verify_segment(header: Header, index: int, view: memoryview) -> None:
-    """Check one raw segment that was read alone.
+    """Check one segment that was read alone: as decoded, or as stored where ``approximate``.
 
     Raises:
         Corrupt: another length, another digest, or a frame that does not know the segment's digest.
     """
-    if view.nbytes != header.spec.segments[index].nbytes or not header.digests:
+    raw = header.spec.segments[index].nbytes
+    if view.nbytes != (header.stored[index] if header.approximate else raw) or not header.digests:
         raise _corrupt(header.key, f"segment {index} cannot be verified by {view.nbytes} bytes")
     if ops.digest(view, seed_of(header.key)) != header.digests[index]:
         raise _corrupt(header.key, f"digest of segment {index} differs")

@@ -22,7 +22,7 @@ from lmcache_core.engine.engine import CacheEngine
 from lmcache_core.engine.forms import Forms
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import Event, GPUConnector
-from lmcache_core.storage.build import build, default_context
+from lmcache_core.storage.build import build, default_context, fidelity
 from lmcache_core.storage.results import Flushed, Shutdown
 from lmcache_core.storage.sync import SyncManager
 from lmcache_core.threads import DaemonExecutor
@@ -105,17 +105,11 @@ class Cache:
 
     @property
     def fidelity(self) -> str:
-        """``"exact"``, or the names of the lossy serdes in any tier."""
+        """``"exact"``, or ``approx:`` and the lossy serdes in any tier."""
         if isinstance(self.storage, DaemonClient):
             welcome = self.storage.welcome
             return welcome.fidelity if welcome is not None else "exact"
-        names = {
-            choice.name
-            for tier in self.config.tiers
-            for choice in tier.serde
-            if not self.registry.load("serdes", choice.name).lossless
-        }
-        return f"approx:{'+'.join(sorted(names))}" if names else "exact"
+        return fidelity(self.config, self.registry)
 
     def engine(self, forms: Forms, /) -> CacheEngine:
         """Requests of one model against this cache."""

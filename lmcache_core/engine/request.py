@@ -387,4 +387,5 @@ class Request:
             digests=digests,
             tags=self._tags,
             created=self._engine.wall(),
+            first=want.first,
         ).identity

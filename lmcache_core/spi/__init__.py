@@ -75,6 +75,8 @@ from lmcache_core.spi.hooks import (
     Evicted as Evicted,
     HealthChanged as HealthChanged,
     Observer as Observer,
+    Recoded as Recoded,
+    SerdeOff as SerdeOff,
     TierClosed as TierClosed,
     TierOpened as TierOpened,
 )

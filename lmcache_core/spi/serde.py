@@ -20,8 +20,7 @@ class ValueInfo:
         spec: stored form of the unencoded payload, with exactly one segment. A ``ROWS`` segment is
             ``[plane][token][head][dim]``.
         first_token: position of the chunk's first token in its prefix, -1 when the writer did not know;
-            equal in ``encode`` and ``decode``. A lossy serde that keeps the first tokens of a prompt exact
-            keeps them wherever this is 0 or -1.
+            equal in ``encode`` and ``decode``.
     """
 
     key: Key
@@ -39,6 +38,8 @@ class _Serde(ABC):
         lossless: decode(encode(x)) == x for every bit pattern. A lossy serde is offered ``ROWS`` groups of
             16 and 32-bit floats only.
         error_bound: for a lossy serde, a one-line statement of its bound, for people.
+        exact_tokens: for a lossy serde: where a prompt begins (and where nobody knows) the rows of so many
+            tokens are also kept as they are and put back after ``decode``. Done around it, not by it.
         required: never leave it out (encryption): what it declines is not stored, and what was stored
             without it is not read.
     """
@@ -49,6 +50,7 @@ class _Serde(ABC):
     lossless: ClassVar[bool]
     error_bound: ClassVar[str] = ""
     required: ClassVar[bool] = False
+    exact_tokens: int = 4
 
     @abstractmethod
     def __init__(self, config: Any, /) -> None: ...

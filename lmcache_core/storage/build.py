@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from lmcache_core.clock import SystemClock
 from lmcache_core.config import Config, Share, TierConfig
 from lmcache_core.files import OsFiles
+from lmcache_core.identity.space import APPROXIMATE, EXACT
 from lmcache_core.memory.arena import Access, Arena
 from lmcache_core.memory.pool import Pool
 from lmcache_core.observers import Metrics
@@ -25,7 +26,10 @@ from lmcache_core.spi import (
     EvictionPolicy,
     HealthChanged,
     MemoryOptions,
+    PluginError,
+    Recoded,
     ResidentPool,
+    SerdeOff,
 )
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.tier import Tier
@@ -45,6 +49,7 @@ from lmcache_core.wrappers import (
     Retried,
     Retry,
     RetryOptions,
+    Serde,
 )
 
 STAGING = ByteSize(256 << 20)
@@ -58,6 +63,22 @@ WRAPPERS: Mapping[str, tuple[Any, Any]] = {
 }
 """Wrappers of the core by name, with the options they have unasked; None keeps one off."""
 BREAKER_STATES = {"closed": 0, "half open": 1, "open": 2}
+
+
+def fidelity(config: Config, registry: Registry, /) -> str:
+    """``"exact"``, or ``approx:`` and the lossy serdes of all tiers with the options that were chosen."""
+    lossy = set()
+    for choice in (choice for tier in config.tiers for choice in tier.serde):
+        found = registry.load("serdes", choice.name)
+        if not found.lossless:
+            options, plain = _options(found, choice.options), found.config_type()
+            chosen = [
+                f"{field.name}={value}"
+                for field in fields(options)
+                if (value := getattr(options, field.name)) != getattr(plain, field.name)
+            ]
+            lossy.add(f"{choice.name}({','.join(chosen)})" if chosen else choice.name)
+    return APPROXIMATE + "+".join(sorted(lossy)) if lossy else EXACT
 
 
 def default_context(name: str, emit: Callable[[Event], None] = lambda event: None, /) -> Context:
@@ -228,7 +249,16 @@ class Builder:
                     "and the engine is exact; remove one of the two"
                 )
             serdes.append(found(_options(found, choice.options)))
-        return Chain(serdes=tuple(serdes)) if serdes else None
+        return Chain(serdes=tuple(serdes), find=self.reader_of) if serdes else None
+
+    def reader_of(self, wire_id: str, /) -> Serde | None:
+        """A serde named like its wire id, for what an earlier configuration wrote."""
+        try:
+            found = self.registry.load("serdes", wire_id)
+            reader: Serde = found(found.config_type())
+        except (PluginError, ConfigError, TypeError):  # none here, or it cannot be without options
+            return None
+        return reader if reader.wire_id == wire_id else None
 
     def policy(self, config: TierConfig | None, limit: int, /) -> EvictionPolicy:
         found = self.registry.load("policies", config.policy if config else "lru")
@@ -285,6 +315,13 @@ class Builder:
                     metrics.add("lmcache_tier_breaker_opened_total", tier=event.tier)
             elif isinstance(event, Retried):
                 metrics.add("lmcache_tier_retries_total", tier=event.tier, verb=event.verb)
+            elif isinstance(event, Recoded):
+                labels = {"tier": event.tier, "verb": event.verb, "chain": event.chain}
+                metrics.add("lmcache_tier_serde_raw_bytes_total", event.raw, **labels)
+                metrics.add("lmcache_tier_serde_stored_bytes_total", event.stored, **labels)
+                metrics.add("lmcache_tier_serde_seconds_total", event.seconds, **labels)
+            elif isinstance(event, SerdeOff):
+                metrics.add("lmcache_tier_serdes_off_total", tier=event.tier, serde=event.serde)
             emit(event)
 
         return replace(context, emit=counting)

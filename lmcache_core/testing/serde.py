@@ -39,11 +39,13 @@ def serde_law(number: str) -> Decorator:
     return law(number, SERDE_LAWS[number])
 
 
-def kv_spec(*, tokens: int = 16, heads: int = 2, head_dim: int = 16, layers: int = 2) -> KVSpec:
-    """The stored form of a small bfloat16 chunk."""
-    nbytes = 2 * tokens * heads * head_dim * 2
-    segments = tuple(SegmentSpec(layer, 0, heads, nbytes) for layer in range(layers))
-    return KVSpec("bfloat16", tokens, 2, heads, head_dim, Interior.ROWS, segments)
+def kv_spec(
+    *, tokens: int = 32, heads: int = 2, head_dim: int = 16, layer: int = 0, dtype: str = "bfloat16"
+) -> KVSpec:
+    """The stored form of one layer of a small chunk."""
+    nbytes = 2 * tokens * heads * head_dim * (4 if dtype == "float32" else 2)
+    segment = SegmentSpec(layer, 0, heads, nbytes)
+    return KVSpec(dtype, tokens, 2, heads, head_dim, Interior.ROWS, (segment,))
 
 
 def bfloat16_noise(nbytes: int, seed: int) -> bytes:
@@ -66,7 +68,9 @@ class SerdeTests(ABC):
 
     def samples(self) -> Iterator[tuple[KVSpec, bytes]]:
         """Inputs with their stored form; a tensor serde for another dtype gives its own."""
-        for number, spec in enumerate((kv_spec(), kv_spec(tokens=1, layers=1), kv_spec(layers=5))):
+        for number, spec in enumerate(
+            (kv_spec(), kv_spec(tokens=1, layer=1), kv_spec(tokens=77, layer=5))
+        ):
             yield spec, bfloat16_noise(spec.nbytes, number)
             yield spec, bytes(spec.nbytes)
 
@@ -123,6 +127,19 @@ class SerdeTests(ABC):
             nbytes = self.make_serde().encode(self.info(spec), memoryview(payload), into)
             assert 0 <= nbytes <= bound, f"{nbytes} bytes, bound {bound}"
             assert room[:64] == room[-64:] == GUARD, "encode wrote outside its buffer"
+
+    @serde_law("S2")
+    def test_other_forms_are_encoded_or_declined(self) -> None:
+        forms = [kv_spec(dtype=dtype) for dtype in ("float16", "float32")]
+        segment = SegmentSpec(0, 0, 0, 999)
+        forms.append(KVSpec("uint8", 16, 1, 0, 0, Interior.PAGE, (segment,)))
+        for spec in forms if self.make_serde().lossless else forms[:2]:
+            payload = bytes(spec.nbytes)
+            try:
+                encoded = self.encoded(spec, payload)
+            except ValueError:
+                continue
+            assert len(self.decoded(spec, encoded)) == spec.nbytes
 
     @serde_law("S3")
     def test_damage_is_corrupt_or_some_bytes(self) -> None:

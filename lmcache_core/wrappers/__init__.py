@@ -10,6 +10,7 @@ from lmcache_core.wrappers.chaos import Chaos, ChaosOptions
 from lmcache_core.wrappers.check import Check, CheckOptions
 from lmcache_core.wrappers.limit import Limit, LimitOptions
 from lmcache_core.wrappers.metrics import Measured
+from lmcache_core.wrappers.recode import Serde
 from lmcache_core.wrappers.retry import Retried, Retry, RetryOptions
 from lmcache_core.wrappers.serde import Chain, Encoded
 
@@ -31,4 +32,5 @@ __all__ = [
     "Retried",
     "Retry",
     "RetryOptions",
+    "Serde",
 ]

@@ -30,7 +30,10 @@ def spec(*sizes: int, **changes: Any) -> KVSpec:
 def sealed(key: Key = KEY, seed: int = 1, *sizes: int, **options: Any) -> bytearray:
     """A whole stored value: header room and payload."""
     form = spec(*(sizes or (300, 40, 7)))
-    content = random.Random(seed).randbytes(options.pop("stored", form.nbytes))
+    stored = options.pop("stored", form.nbytes)
+    content = random.Random(seed).randbytes(stored)
+    if options.get("chain"):
+        options["stored"] = (0,) * (len(form.segments) - 1) + (stored,)
     room = frame.header_nbytes(
         len(form.segments), chain=options.get("chain", ()), tags=options.get("tags", ())
     )
@@ -61,12 +64,15 @@ labels = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
     interior=st.sampled_from(Interior),
     chain=st.lists(names, max_size=4).map(tuple),
     tags=st.lists(labels, max_size=16).map(tuple),
-    stored=st.integers(0, 500),
+    stored=st.lists(st.integers(0, 50), min_size=200, max_size=200),
     known=st.booleans(),
+    approximate=st.booleans(),
+    first=st.integers(-1, 2**40),
 )
 def test_a_header_says_what_was_sealed(
     key: Key, sizes: list[int], dtype: str, numbers: tuple[int, ...], planes: int,
-    interior: Interior, chain: tuple[str, ...], tags: tuple[str, ...], stored: int, known: bool,
+    interior: Interior, chain: tuple[str, ...], tags: tuple[str, ...], stored: list[int], known: bool,
+    approximate: bool, first: int,
 ) -> None:  # fmt: skip
     tokens, heads, head_dim, created = numbers
     form = spec(
@@ -74,13 +80,15 @@ def test_a_header_says_what_was_sealed(
         interior=interior,
     )  # fmt: skip
     raw = random.Random(0).randbytes(form.nbytes)
-    payload = raw if not chain else random.Random(1).randbytes(stored)
+    stored, approximate = stored[: len(sizes)], approximate and bool(chain)
+    payload = raw if not chain else random.Random(1).randbytes(sum(stored))
     digests = frame.segment_digests(memoryview(raw), form, frame.seed_of(key))
     room = bytearray(frame.header_nbytes(len(sizes), chain=chain, tags=tags))
     assert len(room) % 4096 == 0
     written = frame.seal_value(
         memoryview(room), memoryview(payload), key, spec=form, chain=chain,
-        digests=digests if known else (), tags=tags, created=created,
+        digests=digests if known else (), tags=tags, created=created, stored=stored,
+        approximate=approximate, first=first,
     )  # fmt: skip
     header = read(room + payload, key)
     assert header == written
@@ -89,7 +97,10 @@ def test_a_header_says_what_was_sealed(
     )  # fmt: skip
     assert header.nbytes == len(room)
     assert header.identity == bytes(room[-16:])
-    assert header.digests == (() if chain and not known else tuple(digests))
+    assert (header.first, header.approximate) == (first, approximate)
+    assert header.stored == (tuple(stored) if chain else tuple(sizes))
+    if not approximate:
+        assert header.digests == (() if chain and not known else tuple(digests))
     frame.verify_raw(header, memoryview(raw))
 
 
@@ -112,6 +123,12 @@ def test_a_segment_is_verified_alone() -> None:
     encoded = frame.open_header(memoryview(sealed(chain=("x12",), stored=100)), KEY)
     with pytest.raises(Corrupt, match="cannot be verified"):
         frame.verify_segment(encoded, 1, payload[300:340])
+    lossy = sealed(chain=("q4",), stored=100, approximate=True)
+    header, stored = frame.open_header(memoryview(lossy), KEY), memoryview(lossy)[4096:]
+    frame.verify_segment(header, 2, stored)
+    lossy[4100] ^= 1
+    with pytest.raises(Corrupt, match="segment 2 differs"):
+        frame.verify_segment(header, 2, stored)
 
 
 def test_room_behind_the_payload_does_not_count() -> None:
@@ -145,7 +162,7 @@ def resealed(value: bytearray, offset: int, layout: str, *new: int) -> bytearray
         (sealed()[:4095], "header length 4096 in 4095 bytes"),
         (sealed()[:-1], "346 of 347 payload bytes"),
         (b"PK" + sealed()[2:], "does not start like a frame"),
-        (resealed(sealed(), 8, "<H", 2), "frame version 2, this is 1"),
+        (resealed(sealed(), 8, "<H", 3), "frame version 3, this is 2"),
         (resealed(sealed(), 10, "<I", 4097), "header length 4097"),
         (resealed(sealed(), 10, "<I", 0), "header length 0"),
         (sealed()[:200] + b"x" + sealed()[201:], "header digest differs"),
@@ -154,9 +171,9 @@ def resealed(value: bytearray, offset: int, layout: str, *new: int) -> bytearray
         (resealed(sealed(), 82, "<B", 9), "unknown interior 9"),
         (resealed(sealed(), 96, "<Q", 348), "segments do not make up a payload"),
         (resealed(sealed(), 104, "<Q", 346), "segments do not make up a payload"),
-        (resealed(sealed(), 120, "<I", 0), "cannot hold 0 segments"),
-        (resealed(sealed(), 120, "<I", 2**32 - 1), "cannot hold 4294967295 segments"),
-        (resealed(sealed(), 124, "<HH", 65535, 65535), "cannot hold 3 segments"),
+        (resealed(sealed(), 128, "<I", 0), "cannot hold 0 segments"),
+        (resealed(sealed(), 128, "<I", 2**32 - 1), "cannot hold 4294967295 segments"),
+        (resealed(sealed(), 132, "<HH", 65535, 65535), "cannot hold 3 segments"),
         (sealed()[:4096] + bytes(347), "digest of segment 0 differs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -182,13 +199,14 @@ def test_no_header_made_by_a_faulty_writer_breaks_the_reader(data: st.DataObject
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"chain": ("sixteen-letters!",)}, "1 to 15 ASCII"),
-        ({"chain": ("",)}, "1 to 15 ASCII"),
+        ({"chain": ("sixteen-letters!",), "stored": (1, 1)}, "1 to 15 ASCII"),
+        ({"chain": ("",), "stored": (1, 1)}, "1 to 15 ASCII"),
         ({"tags": ("x" * 256,)}, "has 256 bytes"),
         ({"tags": ("t",) * 17}, "17 tags"),
         ({"digests": ()}, "0 digests for 2 segments"),
         ({"digests": (b"x" * 15, b"x" * 16)}, "another length"),
-        ({"stored_nbytes": 3}, "without a serde chain"),
+        ({"approximate": True}, "without a serde chain"),
+        ({"chain": ("x12",), "stored": (3,)}, "1 stored lengths for 2 segments"),
         ({"spec": spec()}, "for 0 segments"),
         ({"spec": spec(1, 1, planes=256)}, "cannot carry"),
         ({"created": -1}, "cannot carry"),

@@ -14,7 +14,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 CEILINGS = {
-    "modules": 1110,
+    "modules": 1130,
     "cli": 630,
     "config": 970,
     "engine": 780,
@@ -25,7 +25,7 @@ CEILINGS = {
     "storage": 2690,
     "testing": 3550,
     "wire": 1540,
-    "wrappers": 940,
+    "wrappers": 1160,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
 GENERATED = ("_catalogue.py",)

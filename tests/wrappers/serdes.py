@@ -66,7 +66,7 @@ class Double(TensorSerde):
 
 
 class Lossy(Double):
-    """Forgets the lower four bits."""
+    """Forgets the lower four bits of every second byte."""
 
     wire_id = "lossy"
     lossless = False
@@ -76,7 +76,8 @@ class Lossy(Double):
         return spec.nbytes
 
     def encode(self, info, source, into):
-        into[: source.nbytes] = bytes(byte & 0xF0 for byte in source)
+        into[: source.nbytes] = source
+        into[: source.nbytes : 2] = bytes(byte & 0xF0 for byte in source[::2])
         return source.nbytes
 
     def decode(self, info, source, into):
@@ -90,3 +91,34 @@ class Declines(Double):
 
     def encode(self, info, source, into):
         raise ValueError("not for me")
+
+
+class Broken(Double):
+    """Gives back something else."""
+
+    wire_id = "broken"
+
+    def decode(self, info, source, into):
+        super().decode(info, source, into)
+        into[-1] ^= 1
+
+
+class Sealing(Squeeze):
+    """Must never be left out."""
+
+    wire_id = "sealing"
+    required = True
+
+
+class SealingNothing(Declines):
+    """Must never be left out, and declines."""
+
+    wire_id = "nothing"
+    required = True
+
+
+class SealingBadly(Broken):
+    """Must never be left out, and does not work."""
+
+    wire_id = "badly"
+    required = True

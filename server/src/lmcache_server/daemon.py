@@ -22,11 +22,11 @@ from typing import Any
 
 from lmcache_core import __version__
 from lmcache_core.config import Effective, Share
-from lmcache_core.identity import EXACT, probe_digest
+from lmcache_core.identity import probe_digest
 from lmcache_core.memory.arena import Access
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import ConfigError, LMCacheError, Secret
-from lmcache_core.storage.build import Builder, default_context
+from lmcache_core.storage.build import Builder, default_context, fidelity
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies
 from lmcache_server.admin import ADMIN_VERBS
@@ -179,12 +179,6 @@ class Daemon:
 
     def welcome(self, id: int) -> replies.Welcome:
         config, registry = self.effective.config, self.effective.registry
-        lossy = {
-            choice.name
-            for tier in config.tiers
-            for choice in tier.serde
-            if not registry.load("serdes", choice.name).lossless
-        }
         return replies.Welcome(
             id,
             records.VERSION,
@@ -196,7 +190,7 @@ class Daemon:
             path=self.options.path,
             writable=self.options.access is Access.SHARED,
             chunk_size=config.engine.chunk_size,
-            fidelity=f"approx:{'+'.join(sorted(lossy))}" if lossy else EXACT,
+            fidelity=fidelity(config, registry),
             release=__version__,
         )
 
