@@ -21,9 +21,9 @@ CEILINGS = {
     "identity": 540,
     "memory": 1505,
     "policies": 650,
-    "spi": 1085,
-    "storage": 2690,
-    "testing": 3550,
+    "spi": 1100,
+    "storage": 2710,
+    "testing": 3570,
     "wire": 1540,
     "wrappers": 1160,
 }
