@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
+
+import typer
 
 
 def print_json(document: object, /) -> None:
@@ -40,3 +43,13 @@ def print_records(rows: Sequence[Any], /, *, as_json: bool) -> None:
 def remark(text: str, /) -> None:
     """Say something that is not the result."""
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress(text: str, total: int, /) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error, where that is a terminal; call it with what was done since."""
+    if total < 2 or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    with typer.progressbar(length=total, label=text, file=sys.stderr) as bar:
+        yield bar.update

@@ -15,7 +15,7 @@ LAYOUT = {
 }
 CEILINGS = {
     "modules": 1130,
-    "cli": 630,
+    "cli": 790,
     "config": 970,
     "engine": 780,
     "identity": 540,
