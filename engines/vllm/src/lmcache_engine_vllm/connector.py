@@ -1,0 +1,110 @@
+"""The connector that vLLM makes, once in its scheduler and once in every worker.
+
+Nothing raised in here reaches the engine's loop, except where going on would read wrong bytes: a half that fails
+stops for good, says so once, and the engine runs as without a cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from lmcache_engine_vllm.halves import Halves
+
+
+class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not typed here
+    """``{"kv_connector": "LMCacheConnector", "kv_connector_module_path": "lmcache_engine_vllm.connector"}``."""
+
+    shared = False
+    """Whether a daemon that others started is meant where none is named."""
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self.halves = Halves(
+            vllm_config, kv_cache_config, role is KVConnectorRole.SCHEDULER, shared=self.shared
+        )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """What is not kept is a later miss, nothing worse."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Hooks around each layer run in Python."""
+        return bool(extra_config.get("use_layerwise") or extra_config.get("lmcache.use_layerwise"))
+
+    # -- worker ----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.halves.register_kv_caches(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self.halves.begin(connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.halves.load()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return None
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        return None
+
+    def wait_for_save(self) -> None:
+        self.halves.save()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return self.halves.get_finished(finished_req_ids)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.halves.failures()
+
+    # -- scheduler -------------------------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self.halves.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.halves.allocated(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        return self.halves.build(scheduler_output)
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.halves.finished(request)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.halves.finished(request)
+
+    def reset_cache(self) -> bool | None:
+        return self.halves.reset()
+
+    def shutdown(self) -> None:
+        self.halves.close()
+
+
+class LMCacheMPConnector(LMCacheConnector):
+    """The same on a daemon that others started; ``lmcache.mp.host`` and ``lmcache.mp.port`` say where."""
+
+    shared = True
+
+
+SafeLMCacheConnectorV1 = LMCacheConnector
+"""Under the name that articles on LMCache use; there is no other kind."""

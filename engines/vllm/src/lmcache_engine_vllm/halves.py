@@ -1,0 +1,225 @@
+"""Both halves of a connector for whatever class vLLM has made: what is common, and the boundary of errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from lmcache_core import __version__
+from lmcache_core.config import LoadFailure
+from lmcache_core.engine import Cache
+from lmcache_core.spi.errors import ConfigError
+from lmcache_core.wire.client import DaemonClient
+from lmcache_engine_vllm import engine, settings
+from lmcache_engine_vllm.identity import key_space
+from lmcache_engine_vllm.layout import chunk_of, keep, parts
+from lmcache_engine_vllm.scheduler import Scheduler
+from lmcache_engine_vllm.settings import LOG
+from lmcache_engine_vllm.steps import Step
+from lmcache_engine_vllm.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def bounded(
+    answer: Callable[[], T],
+) -> Callable[[Callable[Concatenate[Halves, P], T]], Callable[Concatenate[Halves, P], T]]:
+    """Switch this half off when it fails, and answer as without a cache."""
+
+    def wrap(method: Callable[Concatenate[Halves, P], T]) -> Callable[Concatenate[Halves, P], T]:
+        @functools.wraps(method)
+        def call(self: Halves, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            if self.off:
+                return answer()
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:  # noqa: BLE001  boundary: the engine's loop must not end for a cache
+                self.stop()
+                return answer()
+
+        return call
+
+    return wrap
+
+
+class Halves:
+    """See the module.
+
+    Raises:
+        ConfigError: the cache cannot work as it is configured; the engine does not start.
+    """
+
+    def __init__(self, config: Any, cache_config: Any, scheduling: bool, *, shared: bool) -> None:
+        self.off = False
+        self.config = config
+        self.cache_config = cache_config
+        self.settings = settings.read(config, shared=shared)
+        self.cache: Cache
+        self.client: DaemonClient
+        self.cache, self.client = settings.open_cache(self.settings)
+        self.scheduler: Scheduler | None = None
+        self.worker: Worker | None = None
+        try:
+            engine.refuse(config)
+            self.parts = parts(cache_config)
+            self.chunk = chunk_of(self.parts, self.cache.config.engine.chunk_size)
+        except ConfigError as error:
+            LOG.warning("this engine runs without a cache: %s", error)
+            self.off = True
+            return
+        if scheduling:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        options, transfer = self.cache.config.engine, self.config.kv_transfer_config
+        self.scheduler = Scheduler(
+            self.client, self.settings, options, self.parts, self.chunk,
+            self.config.parallel_config.world_size, metrics=self.cache.metrics,
+        )  # fmt: skip
+        where = "shared" if self.cache.config.daemon.address else "private"
+        LOG.info(
+            "LMCache %s for vLLM %s: %s daemon at %s, chunks of %d tokens, role %s",
+            __version__, engine.release(), where, self.client.address, self.chunk, transfer.kv_role,
+        )  # fmt: skip
+        if self.chunk != options.chunk_size:
+            LOG.info(
+                "chunk size %d is rounded up to %d, whole blocks of this engine",
+                options.chunk_size, self.chunk,
+            )  # fmt: skip
+        if self.cache.fidelity != "exact":
+            LOG.warning(
+                "this cache has lossy tiers (%s): what they give back also enters vLLM's own prefix cache",
+                self.cache.fidelity,
+            )
+        policy = getattr(transfer, "kv_load_failure_policy", None)
+        if options.load_failure_policy is LoadFailure.RECOMPUTE and policy == "fail":
+            transfer.kv_load_failure_policy = "recompute"
+            LOG.info("kv_load_failure_policy is set to recompute: a lost cache fails no request")
+
+    def stop(self) -> None:
+        """An error of our own: from now on the engine runs without a cache."""
+        LOG.exception("the cache is switched off for this engine: this should not have happened")
+        self.off = True
+
+    # -- worker ----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, tensors: dict[str, Any]) -> None:
+        """Learn the engine's memory, and tell the daemon.
+
+        Raises:
+            ConfigError: another rank of this engine sees another model.
+        """
+        if self.off:
+            return
+        try:
+            ranks = engine.ranks(self.config, self.cache_config)
+            backends = engine.backends(self.config, list(tensors))
+            kept = [
+                keep(
+                    part, tensors, backends, ranks, chunk=self.chunk, number=number,
+                    blocks=self.cache_config.num_blocks, release=engine.release(),
+                )
+                for number, part in enumerate(self.parts)
+            ]  # fmt: skip
+            sharding = f"tp={ranks.tensor},pp={ranks.pipeline},replicas={ranks.replicas}"
+            space = key_space(self.config, [k.group for k in kept], sharding, self.cache.fidelity)
+        except ConfigError as error:
+            LOG.warning("this engine runs without a cache: %s", error)
+            self.off = True
+            return
+        device = str(next(iter(tensors.values())).device.type)
+        connector = self.cache.connector(device)
+        connector.bind(tensors, [spec for each in kept for spec in each.specs])
+        self.worker = Worker(
+            self.client, self.settings, connector, kept, space, ranks,
+            verify=self.cache.config.engine.verify_hot, metrics=self.cache.metrics,
+        )  # fmt: skip
+
+    def begin(self, step: Step) -> None:
+        """Take the orders of a step; they must be obeyed or reported lost even when we are off."""
+        if self.worker is None:
+            if step.loads:
+                raise RuntimeError("blocks were promised that no worker of this cache can fill")
+            return
+        self.worker.step = step
+        self._begin(step)
+
+    @bounded(lambda: None)
+    def _begin(self, step: Step) -> None:
+        assert self.worker is not None
+        self.worker.begin(step)
+
+    def load(self) -> None:
+        """Fill blocks; what cannot be filled is reported lost."""
+        if self.worker is None:
+            return
+        self._load()
+        if self.off:
+            self.worker.fail()
+
+    @bounded(lambda: None)
+    def _load(self) -> None:
+        assert self.worker is not None
+        self.worker.load()
+
+    @bounded(lambda: None)
+    def save(self) -> None:
+        """Keep what is computed."""
+        if self.worker is not None:
+            self.worker.save()
+
+    @bounded(lambda: (None, None))
+    def get_finished(self, ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose transfers in the background have ended."""
+        if self.worker is not None:
+            self.worker.forget(ids)
+        return None, None
+
+    def failures(self) -> set[int]:
+        """Blocks that were promised and are not filled."""
+        return self.worker.taken() if self.worker is not None else set()
+
+    # -- scheduler -------------------------------------------------------------------------------------------
+
+    @bounded(lambda: (0, False))
+    def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
+        """What is offered to a request, and whether it waits for it."""
+        return (self.scheduler.matched(request, local) if self.scheduler else 0), False
+
+    def allocated(self, request: Any, external: int) -> None:
+        """The engine has taken so much of the offer."""
+        if self.scheduler is not None:
+            self.scheduler.allocated(request.request_id, external)
+
+    def build(self, out: Any) -> Step:
+        """The orders of a step. An error in here must not lose what was promised."""
+        if self.scheduler is None:
+            return Step()
+        if not self.off:
+            try:
+                return self.scheduler.build(out)
+            except Exception:  # noqa: BLE001  boundary, as above
+                self.stop()
+        return self.scheduler.lost(out)
+
+    @bounded(lambda: (False, None))
+    def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """The request is over."""
+        if self.scheduler is not None:
+            self.scheduler.finished(request.request_id)
+        return False, None
+
+    def reset(self) -> bool | None:
+        """Forget what was kept under the weights so far. False: that could not be done."""
+        try:
+            return self.scheduler.reset() if self.scheduler is not None else True
+        except Exception:  # noqa: BLE001  boundary, as above
+            self.stop()
+            return True  # off: nothing old is ever found
+
+    def close(self) -> None:
+        """Part from the daemon; idempotent."""
+        self.off = True
+        self.cache.close()

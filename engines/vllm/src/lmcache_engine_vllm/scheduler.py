@@ -1,0 +1,359 @@
+"""The scheduler's half: what is offered to each request, and what of it is kept.
+
+One record per request, ``Asked``. Its leases are an offer until ``build`` has handed them to the ranks; before
+that, finishing, asking anew or a smaller grant lets them go. Every call is legal in every state and may come
+again; what makes no sense any more does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmcache_core.config import EngineConfig
+from lmcache_core.engine.reuse import Span
+from lmcache_core.identity import Chain, KeyManager, Unkeyable
+from lmcache_core.observers import Metrics
+from lmcache_core.spi import Key
+from lmcache_core.spi.errors import BackendError, ConfigError
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.client import DaemonClient
+from lmcache_core.wire.grants import RemoteLeases
+from lmcache_engine_vllm.breaker import Breaker
+from lmcache_engine_vllm.identity import Wishes, wishes
+from lmcache_engine_vllm.layout import Part
+from lmcache_engine_vllm.settings import LOG, Settings
+from lmcache_engine_vllm.steps import Load, Step, Store, Tables
+
+AGAIN = 0.25
+"""Seconds after which a miss is looked up once more for a request that still waits."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        chain: digests of its chunks as far as its tokens are known.
+        leases, spots: what the cache offers; ``reach``: up to which token.
+        until: an empty answer is not asked for again before.
+        local: tokens the engine had by itself when it asked last.
+        plan: token range the engine has allocated for the offer.
+        base: tokens from here on were computed by the request itself since it was admitted; None before.
+        computed: tokens that are computed when the steps so far are.
+        kept: chunks that the cache has or was told to take.
+        fill: tokens that count as prompt; those behind it were generated since.
+    """
+
+    request: Any
+    wishes: Wishes
+    chain: Chain
+    leases: RemoteLeases | None = None
+    spots: tuple[int, ...] = ()
+    reach: int = 0
+    until: float = 0.0
+    local: int = 0
+    plan: tuple[int, int] | None = None
+    base: int | None = None
+    computed: int = 0
+    kept: int = 0
+    fill: int = 0
+    told: bool = False
+    held: list[RemoteLeases] = field(default_factory=list)
+
+
+class Scheduler:
+    """Args:
+    groups: what the key space will say of the parts: reuse rules, and tokens per chunk.
+    registered: asks the daemon for the digests of the key space.
+    """
+
+    def __init__(
+        self,
+        client: DaemonClient,
+        settings: Settings,
+        options: EngineConfig,
+        parts: Sequence[Part],
+        chunk: int,
+        ranks: int,
+        *,
+        managers: Mapping[str, KeyManager] | None = None,
+        metrics: Metrics | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.options = options
+        self.parts = tuple(parts)
+        self.chunk = chunk
+        self.ranks = ranks
+        self.metrics = metrics or Metrics()
+        self.breaker = Breaker(now=now)
+        self.states: dict[str, Asked] = {}
+        self.page = max(part.block for part in parts)
+        self._managers = dict(managers or {})
+        self._now = now
+        self._turn = 0
+        self._step = Step()
+        self._epoch = b""
+        self._boot = b""
+        self._space = b""
+        self._root = b""
+        self._next_try = 0.0
+
+    # -- a request waits -----------------------------------------------------------------------------------
+
+    def matched(self, request: Any, local: int) -> int:
+        """Tokens the cache supplies beyond the ``local`` ones; the same when asked again."""
+        asked = self._asked(request)
+        if asked is None:
+            return 0
+        asked.plan, asked.base, asked.computed = None, None, 0
+        asked.local = local
+        if self.settings.loads:
+            self._ask(asked)
+        reach = min(asked.reach, request.num_tokens - 1)
+        more = reach - reach % self.page - local
+        return more if more >= max(1, self.options.min_retrieve_tokens) else 0
+
+    def allocated(self, id: str, external: int) -> None:
+        """The engine has taken ``external`` tokens of the offer, and has blocks for them."""
+        asked = self.states.get(id)
+        if asked is None:
+            return
+        if external > 0 and asked.leases is not None:
+            asked.plan = (asked.local, asked.local + external)
+        elif asked.plan is None:
+            self._let_go(asked)
+
+    def finished(self, id: str) -> None:
+        """The request is over, in whatever state."""
+        asked = self.states.pop(id, None)
+        if asked is not None:
+            self._let_go(asked)
+            for leases in asked.held:
+                self.client.release(leases)
+
+    def reset(self) -> bool:
+        """Weights have changed: from now on nothing that was kept before is found.
+
+        Requests that run on keep nothing any more; they mix both.
+        """
+        self._epoch = os.urandom(16)
+        self._boot = self._space = self._root = b""
+        for id in list(self.states):
+            self.finished(id)
+        return True
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def build(self, out: Any) -> Step:
+        """What the workers do in this step, from vLLM's ``SchedulerOutput``."""
+        self._turn += 1
+        step = self._step = Step(self._turn)
+        new, cached = out.scheduled_new_reqs, out.scheduled_cached_reqs
+        for each in new:
+            self._advance(step, out, each.req_id, each.num_computed_tokens)
+        for id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            self._advance(step, out, id, computed)
+        return step
+
+    def lost(self, out: Any) -> Step:
+        """The step when ``build`` has failed: what was promised and not yet dispatched is reported lost."""
+        step = Step(self._turn, self._step.loads)
+        for id in out.num_scheduled_tokens:
+            asked = self.states.get(id)
+            if asked is not None and asked.plan is not None:
+                step.loads.append(self._load(asked, None, self._tables(out, id)))
+        return step
+
+    def _advance(self, step: Step, out: Any, id: str, computed: int) -> None:
+        asked = self.states.get(id)
+        if asked is None:
+            return
+        if asked.plan is not None:
+            step.loads.append(self._dispatch(asked, self._tables(out, id)))
+        if asked.base is None or computed < asked.base:
+            asked.base = computed
+        if computed < asked.computed:
+            asked.kept = min(asked.kept, computed // self.chunk)
+        asked.computed = computed + out.num_scheduled_tokens.get(id, 0)
+        self._store(step, out, id, asked, computed)
+
+    def _store(self, step: Step, out: Any, id: str, asked: Asked, computed: int) -> None:
+        if not self.settings.stores or asked.wishes.skip_save:
+            return
+        end = min(asked.computed, asked.fill - self.settings.skip_last)
+        if self.options.save_decode and computed >= asked.fill:
+            # Ids of this step are guesses yet; the last confirmed one was not computed before it.
+            end = max(end, min(computed, asked.request.num_tokens - 1))
+        if asked.wishes.most is not None:
+            end = min(end, asked.wishes.most)
+        chunks = end // self.chunk
+        if chunks <= asked.kept or end < self.options.min_store_tokens:
+            return
+        if chunks > len(asked.chain.digests):
+            self._extend(asked)
+            chunks = min(chunks, len(asked.chain.digests))
+        if not self._space or chunks <= asked.kept:
+            return
+        first = asked.kept
+        step.stores.append(
+            Store(
+                id,
+                tuple(asked.chain.digests[first:chunks]),
+                first * self.chunk,
+                asked.base or 0,
+                self._tables(out, id, chunks * self.chunk),
+                asked.wishes.tenant,
+                asked.wishes.tags,
+                asked.request.num_tokens,
+                asked.computed >= asked.fill and not asked.told,
+            )
+        )
+        asked.told = asked.told or asked.computed >= asked.fill
+        asked.kept = chunks
+
+    def _dispatch(self, asked: Asked, tables: Tables) -> Load:
+        leases, asked.leases = asked.leases, None
+        handle = None
+        if leases is not None:
+            handle = self.client.dispatch(self.settings.engine, leases)
+            if handle is None:
+                # The daemon is gone or deaf. Its memory is mapped at the ranks and, while we hold the
+                # leases, nobody else's; they compare generations around the copy.
+                home = leases.home
+                handle = (
+                    home.boot,
+                    0,
+                    tuple(leases.keys),
+                    leases.words.tobytes(),
+                    leases.identities,
+                )
+                asked.held.append(leases)
+        load = self._load(asked, handle, tables)
+        asked.plan, asked.reach = None, 0
+        return load
+
+    def _load(self, asked: Asked, handle: Any, tables: Tables) -> Load:
+        assert asked.plan is not None
+        first, end = asked.plan
+        return Load(
+            asked.request.request_id,
+            handle,
+            asked.spots,
+            first,
+            end,
+            asked.request.num_tokens,
+            tables,
+        )
+
+    def _tables(self, out: Any, id: str, end: int | None = None) -> Tables:
+        found = out.kv_connector_block_state.get_block_ids(id) or ()
+        return tuple(
+            tuple(found[part.index] if end is None else found[part.index][: -(-end // part.block)])
+            for part in self.parts
+        )
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def _asked(self, request: Any) -> Asked | None:
+        """The record of a request, its chain as long as its tokens; None when it cannot be keyed."""
+        if not self._ready():
+            return self.states.get(request.request_id)
+        asked = self.states.get(request.request_id)
+        if asked is None:
+            try:
+                wish = wishes(request, self.options, self._managers)
+            except Unkeyable:
+                self.metrics.add("lmcache_unkeyed_requests_total")
+                return None
+            asked = Asked(request, wish, Chain(self._root, self.chunk, extras=wish.extras))
+            self.states[request.request_id] = asked
+        asked.fill = request.num_tokens
+        return asked if self._extend(asked) else None
+
+    def _extend(self, asked: Asked) -> bool:
+        known = asked.request.all_token_ids
+        try:
+            if len(known) > asked.chain.tokens:
+                asked.chain.extend(known[asked.chain.tokens :])
+        except Unkeyable:
+            self.finished(asked.request.request_id)
+            self.metrics.add("lmcache_unkeyed_requests_total")
+            return False
+        return True
+
+    def _ask(self, asked: Asked) -> None:
+        if asked.leases is not None or self._now() < asked.until:
+            return
+        asked.reach, asked.spots = 0, ()
+        asked.until = self._now() + AGAIN
+        size = self.chunk
+        spans: list[Span] = [(d, i * size, size) for i, d in enumerate(asked.chain.digests)]
+        limit = self.options.max_tokens_per_load
+        if limit is not None:
+            spans = [span for span in spans if span[1] + size <= limit]
+        if spans and self.breaker.closed:
+            with self.breaker.watch(self.client):
+                self._lease(asked, spans)
+        asked.kept = asked.reach // size
+        tokens = asked.chain.tokens
+        self.metrics.add("lmcache_lookups_total")
+        self.metrics.add("lmcache_asked_tokens_total", tokens)
+        self.metrics.add("lmcache_hit_tokens_total", asked.reach)
+        self.metrics.add("lmcache_missed_tokens_total", tokens - asked.reach)
+
+    def _lease(self, asked: Asked, spans: Sequence[Span]) -> None:
+        keys = [Key(self._space, digest, 0) for digest, _, _ in spans]
+        loaded = self.client.load(
+            keys,
+            None,
+            deadline=self.breaker.deadline(),
+            tokens=self.chunk,
+            tenant=asked.wishes.tenant,
+        )
+        leases = loaded.leases
+        if len(leases) and isinstance(leases, RemoteLeases):
+            if leases.values is not None:  # streamed here; the ranks are elsewhere
+                self.client.release(leases)
+                return
+            asked.leases = leases
+            asked.spots = tuple(span[1] for span in spans[: len(leases)])
+            asked.reach = len(leases) * self.chunk
+
+    def _ready(self) -> bool:
+        """Whether the daemon knows all ranks of this engine; asks it once per life of it."""
+        home = self.client.home
+        if home is None or home.boot == self._boot:
+            return bool(self._root)
+        if self._now() < self._next_try:
+            return False
+        self._root = self._space = b""
+        try:
+            told = self.client.ask(
+                replies.Registered,
+                lambda id: records.Register(id, self.settings.engine, -1, self.ranks),
+                self.breaker.deadline(),
+            )
+        except (BackendError, ConfigError) as error:
+            LOG.warning("no key space from the daemon: %s", error)
+            told = None
+        if told is None or not told.root:
+            self._next_try = self._now() + AGAIN
+            return False
+        self._boot, self._space = home.boot, told.space
+        self._root = told.root
+        if self._epoch:
+            self._root = hashlib.sha256(b"lmcache.epoch\x00" + told.root + self._epoch).digest()
+        return True
+
+    def _let_go(self, asked: Asked) -> None:
+        leases, asked.leases = asked.leases, None
+        asked.plan, asked.reach, asked.spots, asked.until = None, 0, (), 0.0
+        if leases is not None:
+            self.client.release(leases)

@@ -1,0 +1,335 @@
+"""A worker's half: copies between the engine's blocks and the cache's memory.
+
+It trusts nothing it is told about the past: leases may be lost, memory may have gone to another value, the daemon
+may be another one. What could not be filled is reported; what might rest on it is not kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+from lmcache_core import frame
+from lmcache_core.config import VerifyHot
+from lmcache_core.identity import KeySpace, canonical
+from lmcache_core.observers import Metrics
+from lmcache_core.spi import GPUConnector, Key, Refusal, Reservation
+from lmcache_core.spi.errors import BackendError, ConfigError, Corrupt
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.client import DaemonClient
+from lmcache_engine_vllm.breaker import Breaker
+from lmcache_engine_vllm.layout import Kept, Ranks
+from lmcache_engine_vllm.settings import LOG, Settings
+from lmcache_engine_vllm.steps import Load, Step, Store
+
+SAMPLE = 64
+"""One load out of so many is verified under ``VerifyHot.SAMPLE``."""
+
+
+class Worker:
+    """Args:
+    connector: bound to the engine's memory.
+    kept: how each part is stored.
+    space: what the KV of this engine is valid for.
+    """
+
+    def __init__(
+        self,
+        client: DaemonClient,
+        settings: Settings,
+        connector: GPUConnector,
+        kept: Sequence[Kept],
+        space: KeySpace,
+        ranks: Ranks,
+        *,
+        verify: VerifyHot = VerifyHot.SAMPLE,
+        metrics: Metrics | None = None,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.connector = connector
+        self.kept = tuple(kept)
+        self.space = space
+        self.ranks = ranks
+        self.metrics = metrics or Metrics()
+        self.breaker = Breaker()
+        self.failed: set[int] = set()
+        """Blocks that hold nothing good, until they are filled or computed."""
+        self.reports: set[int] = set()
+        """Of them, those the engine was not told of yet."""
+        self.step = Step()
+        self._verify = verify
+        self._timer = timer
+        self._seen = 0
+        self._boot = b""
+        self._stored: dict[str, tuple[int, float]] = {}
+        self.register()
+
+    def register(self) -> None:
+        """Tell the daemon who we are, once per life of it."""
+        home = self.client.home
+        if home is None or home.boot == self._boot or not self.breaker.closed:
+            return
+        forms = [kept.wire for kept in self.kept]
+        writes = [list(kept.mine) if self.ranks.writes else [] for kept in self.kept]
+        space, ranks = canonical(self.space), self.ranks
+        try:
+            with self.breaker.watch(self.client):
+                self.client.ask(
+                    replies.Registered,
+                    lambda id: records.Register(
+                        id, self.settings.engine, ranks.rank, ranks.world, space, forms, writes
+                    ),
+                )
+            self._boot = home.boot
+        except ConfigError:
+            self._boot = home.boot  # asking again will not change it
+            raise
+        except BackendError as error:
+            LOG.warning("not registered with the daemon: %s", error)
+
+    # -- a step ------------------------------------------------------------------------------------------------
+
+    def begin(self, step: Step) -> None:
+        """Take the orders of a step."""
+        self.step = step
+        self.register()
+
+    def load(self) -> None:
+        """Fill the blocks that this step's forward pass reads."""
+        for load in self.step.loads:
+            self._finish(load, self.fill(load))
+        self.step.loads.clear()
+
+    def fail(self) -> None:
+        """Report everything that this step should have loaded and has not."""
+        for load in self.step.loads:
+            self._finish(load, self._lost(load, load.first))
+        self.step.loads.clear()
+        self.step.stores.clear()
+
+    def fill(self, load: Load) -> set[int]:
+        """Copy what is leased; returns the blocks that hold nothing good."""
+        leases = self.client.adopt(load.handle) if load.handle is not None else None
+        if leases is None:
+            return self._lost(load, load.first)
+        began, size = self._timer(), self.kept[0].form.tokens
+        nbytes, failed = 0, set[int]()
+        try:
+            for lease, spot in zip(leases, load.spots, strict=False):
+                first, end = max(spot, load.first), min(spot + size, load.end)
+                if first >= end:
+                    continue
+                if not self._unpack(lease, spot, first, end, load):
+                    self.client.delete([lease.key], deadline=self.breaker.deadline())
+                    failed = self._lost(load, first)
+                    break
+                nbytes += self.kept[lease.key.group].form.nbytes * (end - first) // size
+            else:
+                if (load.spots and load.spots[-1] + size < load.end) or not load.spots:
+                    failed = self._lost(load, (load.spots[-1] + size) if load.spots else load.first)
+        finally:
+            self.client.release(leases)
+        if not self.ranks.rank:
+            self._say_loaded(load, failed, nbytes, self._timer() - began)
+        return failed
+
+    def save(self) -> None:
+        """Keep what this step has computed."""
+        stores, self.step.stores = self.step.stores, []
+        good = [store for store in stores if not self._tainted(store)]
+        for (tenant, tags), group in groupby(good, key=lambda store: (store.tenant, store.tags)):
+            self._save([*group], tenant, tags)
+
+    def taken(self) -> set[int]:
+        """Blocks that failed since the last call."""
+        reports, self.reports = self.reports, set()
+        return reports
+
+    # -- loads ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, load: Load, failed: set[int]) -> None:
+        filled = set[int]()
+        for kept, table in zip(self.kept, load.tables, strict=True):
+            block = kept.part.block
+            filled.update(table[load.first // block : -(-load.end // block)])
+        self.failed -= filled
+        self.failed |= failed
+        self.reports |= failed
+        tokens = load.end - load.first
+        lost = tokens if failed and len(self.kept) > 1 else len(failed) * self.kept[0].part.block
+        self.metrics.add("lmcache_loaded_tokens_total", max(0, tokens - lost))
+        self.metrics.add("lmcache_failed_load_tokens_total", min(tokens, lost))
+
+    def _lost(self, load: Load, first: int) -> set[int]:
+        """Blocks of a load from a token on."""
+        lost = set[int]()
+        for kept, table in zip(self.kept, load.tables, strict=True):
+            block = kept.part.block
+            lost.update(table[first // block : -(-load.end // block)])
+        return lost
+
+    def _unpack(self, lease: Any, spot: int, first: int, end: int, load: Load) -> bool:
+        """Copy tokens [first, end) of one chunk that begins at token ``spot``."""
+        kept = self.kept[lease.key.group]
+        view, form = lease.view, kept.form
+        if not lease.current:
+            return False
+        room, digests = kept.room, None
+        if self._verify_next() or view.nbytes != room + form.nbytes:
+            try:
+                header = frame.open_header(view, lease.key)
+            except Corrupt as error:
+                LOG.warning("%s", error)
+                return False
+            if header.spec != form or header.chain:
+                return False
+            room, digests = header.nbytes, header.digests
+        payload, seed = view[room:], frame.seed_of(lease.key)
+        table = kept.blocks(load.tables[lease.key.group])
+        whole = end - first == form.tokens
+        at = 0
+        for piece in kept.pieces:
+            count = len(kept.mine) if piece.layers is None else len(piece.layers)
+            mine = kept.mine[at : at + count]
+            at += count
+            part = payload[piece.offset : piece.offset + piece.nbytes]
+            if not whole:
+                part = _cut(part, kept, mine, first - spot, end - first)
+            expected = b"".join(digests[n] for n in mine) if digests and whole else None
+            copied = self.connector.unpack(
+                lease.key.group, table, first, end - first, part,
+                seed=seed if expected else None, digests=expected, layers=piece.layers,
+            ).wait()  # fmt: skip
+            if copied is None or copied.bad_segment >= 0:
+                LOG.warning("%r in memory is damaged", lease.key)
+                return False
+        return bool(lease.current)
+
+    def _verify_next(self) -> bool:
+        self._seen += 1
+        rule = self._verify
+        return rule is VerifyHot.ALWAYS or (rule is VerifyHot.SAMPLE and self._seen % SAMPLE == 1)
+
+    # -- stores --------------------------------------------------------------------------------------------------
+
+    def _tainted(self, store: Store) -> bool:
+        """Whether the chunks may rest on blocks that hold nothing good."""
+        if not self.failed:
+            return False
+        for kept, table in zip(self.kept, store.tables, strict=True):
+            own = -(-store.base // kept.part.block)
+            if self.failed & {*table[:own]}:
+                return True
+        for kept, table in zip(self.kept, store.tables, strict=True):
+            self.failed -= {*table[-(-store.base // kept.part.block) :]}
+        return False
+
+    def _save(self, stores: Sequence[Store], tenant: str, tags: tuple[str, ...]) -> None:
+        if not self.breaker.closed:
+            return
+        began, size, space = self._timer(), self.kept[0].form.tokens, self.space.digest
+        wants: list[tuple[Store, int, Key]] = [
+            (store, store.first + at * size, Key(space, digest, group))
+            for store in stores
+            for at, digest in enumerate(store.digests)
+            for group in range(len(self.kept))
+        ]
+        with self.breaker.watch(self.client):
+            answers = self.client.reserve(
+                [(key, self._room(key, tags) + self.kept[key.group].form.nbytes) for _, _, key in wants], None,
+                tenant=tenant, tags=tags, deadline=self.breaker.deadline(),
+            )  # fmt: skip
+        filled: list[Reservation] = []
+        said: list[bytes] = []
+        tokens = dict.fromkeys((store.id for store in stores), 0)
+        open_ = [answer for answer in answers if not isinstance(answer, Refusal)]
+        try:
+            for (store, first, key), answer in zip(wants, answers, strict=True):
+                if isinstance(answer, Refusal):
+                    continue
+                said.append(self._pack(store, first, key, answer, tags))
+                filled.append(answer)
+                tokens[store.id] += size if key.group == 0 else 0
+        except ValueError as error:
+            LOG.warning("not kept: %s", error)
+        done = self.client.commit_batch(filled, said) if filled else []
+        for reservation in open_:
+            self.client.abort(reservation)  # does nothing to what is committed
+        stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
+        self.metrics.add("lmcache_stored_tokens_total", stored)
+        self._say_stored(stores, tokens, self._timer() - began)
+
+    def _room(self, key: Key, tags: tuple[str, ...]) -> int:
+        kept = self.kept[key.group]
+        return frame.header_nbytes(len(kept.form.segments), tags=tags) if tags else kept.room
+
+    def _pack(
+        self, store: Store, first: int, key: Key, reservation: Reservation, tags: tuple[str, ...]
+    ) -> bytes:
+        """Fill one reservation; returns what is said when it is committed."""
+        kept = self.kept[key.group]
+        view, seed = reservation.view, frame.seed_of(key)
+        table, room = kept.blocks(store.tables[key.group]), self._room(key, tags)
+        digests = b""
+        for piece in kept.pieces:
+            into = view[room + piece.offset : room + piece.offset + piece.nbytes]
+            copied = self.connector.pack(
+                key.group, table, first, kept.form.tokens, into, seed=seed, layers=piece.layers
+            ).wait()
+            if copied is None or copied.digests is None:
+                raise ValueError(f"{key!r} was not copied")
+            digests += copied.digests
+        parts = [digests[at : at + 16] for at in range(0, len(digests), 16)]
+        return frame.seal(
+            view[: kept.room],
+            key,
+            spec=kept.form,
+            digests=parts,
+            tags=tags,
+            created=int(time.time()),
+        ).identity
+
+    # -- for people ------------------------------------------------------------------------------------------------
+
+    def _say_loaded(self, load: Load, failed: set[int], nbytes: int, seconds: float) -> None:
+        wanted = load.end - load.first
+        got = max(0, wanted - len(failed) * self.kept[0].part.block)
+        LOG.info(
+            "Retrieved %d out of %d required tokens (from %d total tokens) of request %s. "
+            "size: %.4f GB, cost %.4f ms, throughput: %.4f GB/s",
+            got, wanted, load.total, load.id, nbytes / 1e9, seconds * 1e3, nbytes / 1e9 / max(seconds, 1e-9),
+        )  # fmt: skip
+
+    def _say_stored(
+        self, stores: Sequence[Store], tokens: Mapping[str, int], seconds: float
+    ) -> None:
+        for store in stores:
+            before, spent = self._stored.pop(store.id, (0, 0.0))
+            now = (before + tokens[store.id], spent + seconds / len(stores))
+            if not store.last:
+                self._stored[store.id] = now
+            elif not self.ranks.rank:
+                LOG.info(
+                    "Stored %d tokens in %.4f seconds (of %d total tokens of request %s)",
+                    now[0], now[1], store.total, store.id,
+                )  # fmt: skip
+
+    def forget(self, ids: Any) -> None:
+        """These requests are over."""
+        for id in ids:
+            self._stored.pop(id, None)
+
+
+def _cut(part: memoryview, kept: Kept, mine: Sequence[int], first: int, count: int) -> memoryview:
+    """Tokens [first, first + count) out of a run of segments, as a payload of their own."""
+    tokens, planes = kept.form.tokens, kept.form.planes
+    sizes = [kept.form.segments[n].nbytes // planes for n in mine for _ in range(planes)]
+    pieces = [
+        part[at + size // tokens * first : at + size // tokens * (first + count)]
+        for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+    ]
+    return memoryview(b"".join(pieces))

@@ -1,0 +1,1 @@
+"""Names that vLLM imports; what is behind them is in ``lmcache_engine_vllm``."""
