@@ -28,6 +28,27 @@ if ! command -v prometheus >/dev/null && [[ ! -x $prometheus/usr/bin/prometheus 
     echo 'system: unpacked prometheus'
 fi
 
+# The same for servers that tests start themselves; .lmcache-work/bin has a starter for each.
+unpack() { # COMMAND PACKAGE...: the package with the command and the libraries that a bare Debian lacks
+    local command=$1 debian=.lmcache-work/debian
+    shift
+    if command -v "$command" >/dev/null || [[ -x .lmcache-work/bin/$command ]] || ! command -v apt-get >/dev/null; then
+        return
+    fi
+    [[ $(id -u) != 0 ]] || apt-get update -qq
+    mkdir -p "$debian" .lmcache-work/bin
+    (cd "$debian" && apt-get download -qq "$@" && for each in *.deb; do dpkg -x "$each" .; done && rm -f ./*.deb)
+    cat >".lmcache-work/bin/$command" <<'STARTER'
+#!/bin/sh
+tree=$(dirname "$(dirname "$(readlink -f "$0")")")/debian
+LD_LIBRARY_PATH=$(echo "$tree"/usr/lib/*-linux-gnu) exec "$tree/usr/bin/$(basename "$0")" "$@"
+STARTER
+    chmod +x ".lmcache-work/bin/$command"
+    echo "system: unpacked $command"
+}
+unpack redis-server redis-server redis-tools libhiredis0.14 libjemalloc2 liblua5.1-0 liblzf1 lua-bitop lua-cjson libatomic1
+unpack memcached memcached libevent-2.1-7 libsasl2-2
+
 if ((${#missing[@]} == 0)); then
     echo 'system: everything is there'
     exit

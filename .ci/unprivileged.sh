@@ -14,10 +14,10 @@ home=$(mktemp -d /tmp/lmcachetest.XXXXXX)
 trap 'rm -rf "$home"' EXIT
 mkdir "$home/tree" "$home/tmp"
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -pt "$home/tree"
-if [[ -d .lmcache-work/prometheus ]]; then # unpacked by system.sh, not installed
-    mkdir -p "$home/tree/.lmcache-work"
-    cp -r .lmcache-work/prometheus "$home/tree/.lmcache-work/"
-fi
+mkdir -p "$home/tree/.lmcache-work"
+for part in prometheus debian bin; do # unpacked by system.sh, not installed
+    [[ ! -d .lmcache-work/$part ]] || cp -r ".lmcache-work/$part" "$home/tree/.lmcache-work/"
+done
 chown -R "$user" "$home"
 chmod 700 "$home"
 

@@ -1,15 +1,31 @@
 """Services that tests need: a promised one that is missing is a failure, any other is a skip that says how to start it.
 
 CI promises with ``LMCACHE_TEST_SERVICES=redis,s3``, so a green run there cannot hide a service that never came up.
+A plugin whose store is a server starts one of its own for ``testing_config`` (then ``lmcache plugins verify`` and the
+demo need nothing started by hand), for its tests and for its benchmark: a subclass of ``Serving`` in ``serving.py``.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-from collections.abc import Mapping
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
 from unittest import SkipTest
 
+from lmcache_core.spi import Unavailable
+
 PROMISE = "LMCACHE_TEST_SERVICES"
+UNPACKED = Path(__file__).resolve().parents[2] / ".lmcache-work/bin"
+"""Programs of Debian packages that ``.ci/system.sh`` unpacked, because installing them would start a service."""
 
 
 def need_service(
@@ -26,3 +42,84 @@ def need_service(
     if name in environment.get(PROMISE, "").replace(",", " ").split():
         raise AssertionError(f"{PROMISE} promises {name}, but {problem}; start it with: {start}")
     raise SkipTest(f"{name}: {problem}; start it with: {start}")
+
+
+def find_program(name: str, /) -> str | None:
+    """A program that is installed, or lies unpacked in the work folder of the tree."""
+    return shutil.which(name) or shutil.which(name, path=str(UNPACKED))
+
+
+def free_port(below: int = 65536) -> int:
+    """A TCP port of the loopback that nobody uses now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            if (port := int(probe.getsockname()[1])) < below:
+                return port
+
+
+class Serving(ABC):
+    """A server that belongs to one test, demo or benchmark; ended by its own pid, at the latest with this process.
+
+    Args:
+        command: program and arguments.
+        folder: an existing one, its working folder; gets ``server.log``.
+    """
+
+    patience = 20.0
+
+    def __init__(self, command: Sequence[str], /, *, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "server.log"
+        self._command = list(command)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether it serves; asked again and again after the start."""
+
+    def start(self) -> Self:
+        """Start it, also again, and wait until it serves.
+
+        Raises:
+            Unavailable: it ended, or does not serve in time; the end of its log is in the message.
+        """
+        with open(self.log, "ab") as log:
+            self._child = subprocess.Popen(
+                self._command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        atexit.register(self.kill)
+        end = time.monotonic() + self.patience
+        while not self.ready():
+            if self._child.poll() is not None or time.monotonic() > end:
+                self.kill()
+                said = self.log.read_text(errors="replace").strip()[-300:]
+                raise Unavailable(f"{self._command[0]} does not serve: {said}")
+            time.sleep(0.005)
+        return self
+
+    def suspend(self) -> None:
+        """Let it hang (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL); idempotent, also while it hangs."""
+        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+        atexit.unregister(self.kill)
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None and self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()

