@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +26,7 @@ class Row:
     needs: str = ""
     service: str = ""
     vendor: bool = False
+    rivals: list[str] = field(default_factory=list)
 
     @property
     def package(self) -> str:
@@ -186,6 +187,8 @@ def module(catalogue: Catalogue) -> str:
     for row in catalogue.rows:
         values = {field: getattr(row, field) for field in fields}
         body = "".join(f"        {f}={_quote(values[f])},\n" for f in fields if values[f])
+        if row.rivals:
+            body += f"        rivals=({', '.join(map(_quote, row.rivals))},),\n"
         entries.append(f"    Entry(\n{body}    ),\n")
     rows = f"(\n{''.join(entries)})" if entries else "()"
     return f'''"""GENERATED from plugins.toml by .ci/catalogue.py; edit that file and run `make catalogue`."""
@@ -198,8 +201,8 @@ class Entry:
     """One first-party name: what ships it, where it lies in a checkout, what it needs.
 
     ``kind`` is the end of the entry-point group ``lmcache_core.KIND``. ``status`` is ``experimental``,
-    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Empty text
-    means none.
+    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Of the
+    distributions ``rivals`` at most one may be installed. Empty text means none.
     """
 
     kind: str
@@ -213,6 +216,7 @@ class Entry:
     reason: str = ""
     needs: str = ""
     service: str = ""
+    rivals: tuple[str, ...] = ()
 
 
 CATALOGUE: tuple[Entry, ...] = {rows}

@@ -8,8 +8,8 @@ class Entry:
     """One first-party name: what ships it, where it lies in a checkout, what it needs.
 
     ``kind`` is the end of the entry-point group ``lmcache_core.KIND``. ``status`` is ``experimental``,
-    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Empty text
-    means none.
+    ``stable`` or ``retired``; a retired name has a ``reason``. ``help`` is what a command does. Of the
+    distributions ``rivals`` at most one may be installed. Empty text means none.
     """
 
     kind: str
@@ -23,6 +23,7 @@ class Entry:
     reason: str = ""
     needs: str = ""
     service: str = ""
+    rivals: tuple[str, ...] = ()
 
 
 CATALOGUE: tuple[Entry, ...] = (

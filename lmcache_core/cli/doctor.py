@@ -13,6 +13,7 @@ from lmcache_core import config as settings
 from lmcache_core.cli import machine
 from lmcache_core.cli.config import Change, File, Json, parse_changes
 from lmcache_core.cli.finding import Finding, State
+from lmcache_core.cli.installed import conflicts
 from lmcache_core.cli.output import print_records, remark
 from lmcache_core.cli.plugins import FAULTS, listing
 from lmcache_core.cli.roundtrip import round_trip
@@ -36,6 +37,7 @@ def doctor(
     remark("looking at the machine")
     findings = [*machine.system(), machine.native(), machine.torch()]
     remark("asking the plugins")
+    findings += conflicts()
     for line in listing(effective.registry, probe=True):
         if line.state in (*FAULTS, "unavailable"):
             state: State = "fault" if line.state in FAULTS else "warning"
