@@ -147,6 +147,7 @@ class Arena:
 
     Attributes:
         reserved: data bytes of all segments so far.
+        touching: threads that touch memory in the background, those that have ended too.
 
     Raises:
         ConfigError: the capacity exceeds the nearest limit; names the largest size that fits.
@@ -170,8 +171,8 @@ class Arena:
         self._overcommit = overcommit
         self._pin = pin
         self._closed = threading.Event()
-        self._populating: list[threading.Thread] = []
-        weakref.finalize(self, _settle, self._closed, self._populating)
+        self.touching: list[threading.Thread] = []
+        weakref.finalize(self, _settle, self._closed, self.touching)
         self._exhausted = False
         self.access = access if sys.platform == "linux" else Access.PRIVATE
         self.capacity = capacity - capacity % PAGE
@@ -209,7 +210,7 @@ class Arena:
             name, work = f"lmcache-populate-{segment.number}", (segment,)
             thread = threading.Thread(target=self._populate, args=work, name=name, daemon=True)
             thread.start()
-            self._populating.append(thread)
+            self.touching.append(thread)
         return segment
 
     def back(self, number: int, base: int, nbytes: int) -> bool:

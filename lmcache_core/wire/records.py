@@ -20,6 +20,8 @@ MOST_FRAME = 8 << 20
 """Longest frame in bytes, raw values not counted."""
 MOST_KEYS = 1 << 16
 MOST_VALUE = 1 << 32
+MOST_LISTED = 128
+"""Values in one reply to ``List``, so that nobody has to wait for a long one."""
 
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Mac = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -231,7 +233,10 @@ class Stats(Message):
 
 
 class List(Message):
-    """One page of the values of a tier (empty: the resident one), optionally of one key space."""
+    """One page of the values of a tier (empty: the resident one), optionally of one key space.
+
+    A page may be shorter than ``limit``, even empty, and not be the last: ``after`` in the reply tells.
+    """
 
     tier: Label = ""
     space: bytes = b""

@@ -44,7 +44,7 @@ def list_(daemon: Daemon, link: Connection, session: Session, ask: records.List)
             ask.tier or daemon.manager.context.tier,
             space=ask.space or None,
             after=ask.after,
-            limit=ask.limit,
+            limit=min(ask.limit, records.MOST_LISTED),
         )
         keys = [key.text for key, _ in listing.values]
         return replies.Values(ask.id, keys, [n for _, n in listing.values], listing.after)

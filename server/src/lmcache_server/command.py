@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import os
@@ -72,7 +71,7 @@ def main(context: typer.Context) -> int:
             os.close(report)
 
     try:
-        shutdown = asyncio.run(Daemon(effective, options, reload=read, ready=ready).run())
+        shutdown = Daemon(effective, options, reload=read, ready=ready).run()
     except Exception as error:
         if report is not None:  # named boundary: the foreground process prints it
             os.write(report, str(error).encode()[:4000])

@@ -6,9 +6,7 @@ client that sends faster than it reads only stops itself.
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 import socket
 import struct
 import time
@@ -16,19 +14,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lmcache_core.memory.leases import OwnerProcess
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
 from lmcache_core.wire.link import peer
-from lmcache_server.session import Session, pidfd_of
+from lmcache_server.greeting import greet
+from lmcache_server.session import Session
 
 if TYPE_CHECKING:
     from lmcache_server.daemon import Daemon
 
 _ROOM = 1 << 16
-_SLICE = 4 << 20
+_SLICE = 1 << 20
 """Most raw bytes moved before other connections get their turn."""
+_TURN = 0.0003
+"""Seconds after which other connections get theirs before the next request of this one."""
 _MOST_WAITING = 64  # requests of one connection that wait for a tier at once
 _MOST_HELLO = 4096
 """Longest frame before the hello was accepted."""
@@ -46,12 +46,12 @@ class Connection:
         self.local = local
         self.session: Session | None = None
         self.peer = "unix" if local else str(sock.getpeername())
-        self._socket = sock
+        self.socket = sock
         self._loop = daemon.loop
-        self._pid = 0
-        self._pidfds: list[int] = []
-        self._pending: Session | None = None
-        self._challenge = b""
+        self.pid = 0
+        self.pidfds: list[int] = []
+        self.pending: Session | None = None
+        self.challenge = b""
         self._buffer = bytearray(_ROOM)
         self._begin = self._end = 0
         self._out: deque[memoryview] = deque()
@@ -61,13 +61,13 @@ class Connection:
         self._filled: Callable[[bool], None] | None = None
         self._waiting = 0
         self._reading = self._writing = False
-        self._closed = False
+        self.closed = False
         sock.setblocking(False)
         if local:
-            self._pid, uid = peer(sock)
+            self.pid, uid = peer(sock)
             if uid != os.geteuid():
                 daemon.refuse(self.peer, f"user {uid} is not {os.geteuid()}")
-                self._closed = True
+                self.closed = True
                 sock.close()
                 return
         else:
@@ -78,20 +78,20 @@ class Connection:
     # -- in ------------------------------------------------------------------------------------------------
 
     def _read(self, on: bool) -> None:
-        if on != self._reading and not self._closed:
+        if on != self._reading and not self.closed:
             self._reading = on
             if on:
-                self._loop.add_reader(self._socket.fileno(), self._readable)
+                self._loop.add_reader(self.socket.fileno(), self._readable)
             else:
-                self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_reader(self.socket.fileno())
 
     def _readable(self) -> None:
-        begun = time.perf_counter()
+        self._guarded(self._fill if self._into else self._receive)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do something with what a peer has sent; a peer that breaks the protocol loses the connection."""
         try:
-            if self._into:
-                self._fill()
-            else:
-                self._receive()
+            work()
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
@@ -102,9 +102,6 @@ class Connection:
         except Exception:
             self.daemon.log.exception("a request of %s failed", self.session or self.peer)
             self.close()
-        spent = time.perf_counter() - begun
-        if spent > self.daemon.slowest:
-            self.daemon.slowest = spent
 
     def _receive(self) -> None:
         if self._begin == self._end:
@@ -116,12 +113,12 @@ class Connection:
         with memoryview(self._buffer) as view, view[self._end :] as room:
             if self.session is None and self.local:
                 space = socket.CMSG_SPACE(16)
-                got, extra, _, _ = self._socket.recvmsg_into([room], space)
+                got, extra, _, _ = self.socket.recvmsg_into([room], space)
                 for level, kind, data in extra:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        self._pidfds += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+                        self.pidfds += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
             else:
-                got = self._socket.recv_into(room)
+                got = self.socket.recv_into(room)
         if not got:
             self.close()
             return
@@ -129,8 +126,9 @@ class Connection:
         self._parse()
 
     def _parse(self) -> None:
-        """Handle every whole frame that is there."""
-        while not self._closed and not self._into and self._waiting < _MOST_WAITING:
+        """Handle the whole frames that are there, as many as others can wait for."""
+        until = time.perf_counter() + _TURN
+        while not self.closed and not self._into and self._waiting < _MOST_WAITING:
             have = self._end - self._begin
             if have < LENGTH.size:
                 break
@@ -146,6 +144,9 @@ class Connection:
             with memoryview(self._buffer) as view, view[begin : self._begin] as body:
                 record = decode_request(body)
             self._handle(record)
+            if time.perf_counter() > until and self._begin < self._end:
+                self._loop.call_soon(self._guarded, self._parse)
+                break
         self._read(self._waiting < _MOST_WAITING and not self._queued_much())
 
     def _queued_much(self) -> bool:
@@ -153,7 +154,7 @@ class Connection:
 
     def _handle(self, record: records.Record) -> None:
         if self.session is None:
-            self._greet(record)
+            greet(self, record)
             return
         try:
             answer = self.daemon.handle(self, self.session, record)
@@ -183,8 +184,8 @@ class Connection:
             self._waiting -= 1
         if reply is not None:
             self.reply(reply)
-        if not self._closed:
-            self._parse()
+        if not self.closed:
+            self._guarded(self._parse)
 
     def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
         """Read raw bytes that follow the record into memory, then go on; ``done(False)``: they never came."""
@@ -203,7 +204,7 @@ class Connection:
         room = _SLICE
         while self._into and room > 0:
             try:
-                got = self._socket.recv_into(self._into[0][:room])
+                got = self.socket.recv_into(self._into[0][:room])
             except (BlockingIOError, InterruptedError):
                 return
             if not got:
@@ -225,85 +226,6 @@ class Connection:
         if done is not None:
             done(True)
 
-    # -- hello ---------------------------------------------------------------------------------------------
-
-    def _greet(self, record: records.Record) -> None:
-        """Serve the two records that come before a session."""
-        if isinstance(record, records.Auth) and self._pending is not None:
-            expected = hmac.digest(
-                self.daemon.options.token.reveal().encode(),
-                self._challenge + self.daemon.boot,
-                "sha256",
-            )
-            self._challenge = b""  # one try
-            if not hmac.compare_digest(expected, record.mac):
-                self.daemon.refuse(self.peer, "wrong token")
-                self.reply(replies.Failed(record.id, "denied", "wrong token"))
-                self.close()
-                return
-            self._enter(self._pending)
-            self.reply(replies.Done(record.id))
-            return
-        if not isinstance(record, records.Hello):
-            id = record.id if isinstance(record, records.Message) else 0
-            self.daemon.refuse(self.peer, f"{type(record).__name__.lower()} before hello")
-            self.reply(
-                replies.Failed(id, "denied", "say hello first; without the token that is all")
-            )
-            self.close()
-            return
-        welcome = self.daemon.welcome(record.id)
-        if record.version != records.VERSION or record.probe != welcome.probe:
-            self.reply(welcome)  # it says itself what differs
-            self.close()
-            return
-        if self.local:
-            session = self._local_session(record)
-            if session is None:
-                self.reply(
-                    replies.Failed(record.id, "denied", "no pidfd of this process to be had")
-                )
-                self.close()
-                return
-            self._enter(session)
-            welcome.session = session.token
-            welcome.segments, descriptors = self.daemon.segments(0)
-            self.reply(welcome, descriptors=descriptors)
-        else:
-            if self.daemon.options.token:
-                self._challenge = welcome.challenge = secrets.token_bytes(32)
-                known = self.daemon.sessions.by_token.get(record.session)
-                if known is None or known.process is not None:
-                    known = Session(secrets.token_bytes(16), record.name, None, record.pid)
-                self._pending = known
-                welcome.session = known.token
-            self.reply(welcome)
-
-    def _local_session(self, hello: records.Hello) -> Session | None:
-        sessions = self.daemon.sessions
-        session = sessions.find(hello.session, self._pid or hello.pid) if hello.session else None
-        if session is not None:
-            if hello.held is not None and not session.connections:
-                sessions.reclaim(session, hello.held)
-            if session.token not in sessions.by_token:  # it held nothing else and was over
-                session = None
-        if session is None:
-            pidfd = pidfd_of(self._socket, self._pid, self._pidfds)
-            if pidfd < 0:
-                return None
-            process = OwnerProcess(pidfd, hello.name)
-            session = sessions.open(hello.name, process, self._pid or hello.pid)
-            self.daemon.watch(session)
-        for descriptor in self._pidfds:
-            os.close(descriptor)
-        self._pidfds.clear()
-        return session
-
-    def _enter(self, session: Session) -> None:
-        self.session = session
-        self.daemon.sessions.by_token.setdefault(session.token, session)
-        session.connections.add(self)
-
     # -- out -----------------------------------------------------------------------------------------------
 
     def reply(
@@ -315,7 +237,7 @@ class Connection:
         sent: Callable[[], None] | None = None,
     ) -> None:
         """Send a record, raw bytes behind it; ``sent`` is called when all of it has left."""
-        if self._closed:
+        if self.closed:
             if sent is not None:
                 sent()
             return
@@ -325,9 +247,9 @@ class Connection:
                 if descriptors:
                     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
                     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-                    data = data[self._socket.sendmsg([data], ancillary) :]
+                    data = data[self.socket.sendmsg([data], ancillary) :]
                 else:
-                    data = data[self._socket.send(data) :]
+                    data = data[self.socket.send(data) :]
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError:
@@ -343,7 +265,7 @@ class Connection:
             self._sent.append((self._queued, sent))
         if not self._writing:
             self._writing = True
-            self._loop.add_writer(self._socket.fileno(), self._writable)
+            self._loop.add_writer(self.socket.fileno(), self._writable)
 
     def _left(self, count: int) -> None:
         """So many bytes have gone out."""
@@ -357,7 +279,7 @@ class Connection:
         room = _SLICE
         try:
             while self._out and room > 0:
-                sent = self._socket.send(self._out[0][:room])
+                sent = self.socket.send(self._out[0][:room])
                 room -= sent
                 self._left(sent)
         except (BlockingIOError, InterruptedError):
@@ -369,29 +291,29 @@ class Connection:
             self._sent.popleft()[1]()
         if not self._out:
             self._writing = False
-            self._loop.remove_writer(self._socket.fileno())
+            self._loop.remove_writer(self.socket.fileno())
         if not self._reading and not self._queued_much():
             self._read(True)
-            self._loop.call_soon(self._parse)
+            self._loop.call_soon(self._guarded, self._parse)
 
     def close(self) -> None:
         """End the connection; idempotent. What it holds is the session's business."""
-        if self._closed:
+        if self.closed:
             return
         self._read(False)
         if self._writing:
-            self._loop.remove_writer(self._socket.fileno())
-        self._closed = True
-        self._socket.close()
+            self._loop.remove_writer(self.socket.fileno())
+        self.closed = True
+        self.socket.close()
         self._out.clear()
         self._into.clear()
         if self._filled is not None:
             self._filled(False)
         while self._sent:
             self._sent.popleft()[1]()
-        for descriptor in self._pidfds:
+        for descriptor in self.pidfds:
             os.close(descriptor)
-        self._pidfds.clear()
+        self.pidfds.clear()
         self.daemon.connections.discard(self)
         if self.session is not None:
             self.daemon.sessions.closed(self.session, self)

@@ -1,19 +1,17 @@
 """The control process: one loop, one storage manager, sockets in front of it.
 
 The loop does control only. Bytes of a hot hit never pass it, HTTP and exporters are other processes that speak
-the protocol, and a turn that takes longer than a millisecond shows in ``describe`` (``slowest_turn_s``).
+the protocol, and turns that take longer than a millisecond are counted (``describe`` shows them).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import secrets
 import signal
 import socket
-import stat
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -24,8 +22,9 @@ from lmcache_core import __version__
 from lmcache_core.config import Effective, Share
 from lmcache_core.identity import probe_digest
 from lmcache_core.memory.arena import Access
+from lmcache_core.memory.leases import Held
 from lmcache_core.observers import Emitter, Metrics
-from lmcache_core.spi import ConfigError, LMCacheError, Secret
+from lmcache_core.spi import Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies
@@ -33,14 +32,16 @@ from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
+from lmcache_server.listening import claim, listen_tcp, listen_unix
 from lmcache_server.session import Session, Sessions
+from lmcache_server.turns import Turns, steady
 from lmcache_server.verbs import VALUE_VERBS, Answer
 
 VERBS = {**VALUE_VERBS, **ADMIN_VERBS}
-_BACKLOG = 256
 _MOST_CONNECTIONS = 1024
 _MOST_PEERS = 1000
 _STOCK_AGE_S = 0.05
+_AHEAD = 64 << 20  # a slab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Daemon:
         self.options = options
         self.boot = secrets.token_bytes(16)
         self.connections: set[Connection] = set()
-        self.slowest = 0.0
+        self.turns = Turns()
         self.now = time.monotonic
         self.log = logging.getLogger("lmcache.server")
         self._reload = reload
@@ -105,12 +106,16 @@ class Daemon:
         self.begun = time.time()
         self._idle_since: float | None = None
 
-    async def run(self) -> Shutdown:
+    def run(self) -> Shutdown:
         """Open, serve until told to stop, and end in time.
 
         Raises:
             ConfigError, PluginError: it cannot work as configured, or the socket is another daemon's.
         """
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(self.turns)) as runner:
+            return runner.run(self._run())
+
+    async def _run(self) -> Shutdown:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         config, metrics = self.effective.config, Metrics()
@@ -120,7 +125,7 @@ class Daemon:
             for choice in config.observers
         ]
         events = Emitter(observers, metrics, log=self.log)
-        claim = self._claim()
+        lock = claim(self.options.path)
         try:
             self.builder = Builder(
                 config, registry, metrics, lambda name: default_context(name, events)
@@ -130,12 +135,13 @@ class Daemon:
             self.manager = await self.builder.build()
             self.sessions = Sessions(self.manager, self._session_over)
             self.engines = Engines(self.manager, self.log.info)
+            self._warm_up()
             if self.options.port:
-                for each in self._listen_tcp():
+                for each in listen_tcp(self.options.host, self.options.port):
                     self._serve(each, local=False)
-            self._serve(self._listen_unix(), local=True)
+            self._serve(listen_unix(self.options.path), local=True)
         except BaseException:
-            os.close(claim)
+            os.close(lock)
             raise
         for number, call in (
             (signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload),
@@ -144,10 +150,20 @@ class Daemon:
         if self.options.grace is not None:
             self.work(self._end_when_idle(self.options.grace))
         self._ready(self)
+        self.turns.begin()
         await self._stopping.wait()
         shutdown = await self._end()
         events.close()
         return shutdown
+
+    def _warm_up(self) -> None:
+        """Do once what the first client would wait for: load what a hello needs, begin to touch memory."""
+        self.welcome(0)
+        manager = self.manager
+        for held in manager.reserve([(Key(bytes(32), bytes(32)), 1)], self):
+            if isinstance(held, Held):
+                manager.abort(held)
+        steady()
 
     def stop(self) -> None:
         """Begin to end (SIGTERM)."""
@@ -208,13 +224,23 @@ class Daemon:
         return document(self)
 
     def crowded(self) -> bool:
-        """Whether leases hold their whole share of memory; looked at now and then, as it costs."""
+        """Whether leases hold their whole share of memory; counted now and then, as that costs."""
+        pool = self.manager.pool
+        share = pool.capacity * self.effective.config.manager.offers
+        if pool.lent * max(pool.slabs.sizes(), default=0) <= share:
+            return False
         now = self.now()
-        if now - self._stock[0] > _STOCK_AGE_S:
-            share = self.effective.config.manager.offers
-            pool = self.manager.pool
-            self._stock = (now, pool.accounting().leased > pool.capacity * share)
+        if now > self._stock[0]:
+            crowded = pool.accounting().leased > share
+            after = self.now()
+            self._stock = (after + max(_STOCK_AGE_S, 20 * (after - now)), crowded)
         return self._stock[1]
+
+    def touching(self, nbytes: int) -> bool:
+        """Whether so many bytes are more than what has been touched so far, and more is being touched."""
+        pool = self.manager.pool
+        ahead = pool.arena.populated - (pool.capacity - pool.free)
+        return ahead < nbytes + _AHEAD and any(thread.is_alive() for thread in pool.arena.touching)
 
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
         """Limit a tenant's share of memory from now on."""
@@ -252,56 +278,6 @@ class Daemon:
             session.process.discard()
 
     # -- sockets -------------------------------------------------------------------------------------------
-
-    def _claim(self) -> int:
-        """Own the socket's path for as long as this process lives; returns what keeps it."""
-        path = self.options.path
-        claim = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(claim)
-            raise ConfigError(
-                f"another daemon serves {path}; stop it or choose another --socket"
-            ) from error
-        with suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ConfigError(f"{path} is in the way: it is no socket")
-            os.unlink(path)
-        return claim
-
-    def _listen_unix(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX)
-        umask = os.umask(0o177)
-        try:
-            listener.bind(self.options.path)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(f"no socket at {self.options.path}: {error.strerror}") from error
-        finally:
-            os.umask(umask)
-        listener.listen(_BACKLOG)
-        return listener
-
-    def _listen_tcp(self) -> list[socket.socket]:
-        found: list[socket.socket] = []
-        host, port = self.options.host, self.options.port
-        try:
-            for family, kind, protocol, _, address in socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            ):
-                listener = socket.socket(family, kind, protocol)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                found.append(listener)
-                listener.bind(address)
-                listener.listen(_BACKLOG)
-        except OSError as error:
-            for listener in found:
-                listener.close()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        return found
 
     def _serve(self, listener: socket.socket, *, local: bool) -> None:
         listener.setblocking(False)

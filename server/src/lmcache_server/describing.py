@@ -59,7 +59,7 @@ def document(daemon: Daemon) -> bytes:
             engine.name: {"ranks": engine.ranks, "missing": engine.missing}
             for engine in daemon.engines.by_name.values()
         },
-        "slowest_turn_s": daemon.slowest,
+        "turns": {name: getattr(daemon.turns, name) for name in ("slowest", "long", "busy")},
         "config": [
             {"key": each.path, "value": each.value, "source": each.source}
             for each in daemon.effective.settings

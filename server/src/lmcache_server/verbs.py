@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -9,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core.memory.leases import Held, Leases
-from lmcache_core.spi import ConfigError, Key, Lease, Refusal
+from lmcache_core.spi import Closed, ConfigError, Key, Lease, Refusal
 from lmcache_core.storage.results import Loaded, Lookup, Place, Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import Reply, to_keys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Answer = Reply | Coroutine[Any, Any, Reply] | None
 Verb = Callable[["Daemon", "Connection", Session, Any], Answer]
 IDENTITY = 16
+_TOUCH_S = 0.2
+"""Longest a reservation waits for memory to be touched."""
 
 
 def ping(daemon: Daemon, link: Connection, session: Session, ask: records.Ping) -> Answer:
@@ -82,8 +85,8 @@ def load(daemon: Daemon, link: Connection, session: Session, ask: records.Load) 
             keys, session, leases, deadline=daemon.now() + ask.seconds, tokens=ask.tokens,
             tenant=ask.tenant,
         )  # fmt: skip
-        if session.token not in daemon.sessions.by_token:
-            manager.release(loaded.leases)  # the client has gone meanwhile
+        if link.closed:  # nobody would hear of the leases
+            manager.release(loaded.leases)
             return replies.Granted(ask.id, 0, b"", b"", Reason.CLOSED.value)
         return _grant(daemon, link, session, ask, loaded)
 
@@ -142,13 +145,32 @@ def pack(leases: Leases, count: int) -> tuple[bytes, bytes]:
 
 
 def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Reserve) -> Answer:
-    keys, manager = to_keys(ask.keys), daemon.manager
+    keys = to_keys(ask.keys)
     if len(ask.sizes) != 8 * len(keys):
         raise ConfigError(f"{len(ask.sizes)} bytes are not the sizes of {len(keys)} values")
     sizes = array("Q", ask.sizes)
     if not link.local and sum(sizes) > records.MOST_VALUE:
         raise ConfigError(f"more than {records.MOST_VALUE} bytes in one request")
     wants = list(zip(keys, sizes, strict=True))
+    if not daemon.touching(sum(sizes)):
+        return _reserved(daemon, session, ask, wants)
+
+    async def work() -> Reply:
+        # Memory that nobody has touched yet would hold up everybody while the kernel makes it.
+        end = daemon.now() + _TOUCH_S
+        while daemon.touching(sum(sizes)) and daemon.now() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if link.closed:  # nobody would hear of the memory
+            raise Closed("the client has gone")
+        return _reserved(daemon, session, ask, wants)
+
+    return work()
+
+
+def _reserved(
+    daemon: Daemon, session: Session, ask: records.Reserve, wants: list[tuple[Key, int]]
+) -> replies.Reserved:
+    manager = daemon.manager
     grants: list[int] = []
     refusals: list[str] = []
     words: list[int] = []

@@ -1,0 +1,80 @@
+"""Where clients come in: the unix socket, its lock, and TCP."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
+
+from lmcache_core.spi import ConfigError
+
+_BACKLOG = 256
+
+
+def claim(path: str, /) -> int:
+    """Own a socket's path for as long as this process lives; returns what keeps it.
+
+    Raises:
+        ConfigError: another daemon owns it, or something that is no socket is in the way.
+    """
+    lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ConfigError(
+            f"another daemon serves {path}; stop it or choose another --socket"
+        ) from error
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.close(lock)
+            raise ConfigError(f"{path} is in the way: it is no socket")
+    return lock
+
+
+def listen_unix(path: str, /) -> socket.socket:
+    """A socket that only this user can reach.
+
+    Raises:
+        ConfigError: it cannot be made there.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    umask = os.umask(0o177)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"no socket at {path}: {error.strerror}") from error
+    finally:
+        os.umask(umask)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def listen_tcp(host: str, port: int, /) -> list[socket.socket]:
+    """Listen on every address of a host.
+
+    Raises:
+        ConfigError: it has none here, or the port is taken.
+    """
+    found: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listener = socket.socket(family, kind, protocol)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found.append(listener)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+    except OSError as error:
+        for listener in found:
+            listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return found
