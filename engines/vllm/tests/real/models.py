@@ -1,0 +1,96 @@
+"""Tiny models with random weights as vLLM loads them: one folder per kind, each with a tokenizer.
+
+    python engines/vllm/tests/real/models.py FOLDER [KIND...]
+
+The tokenizer knows the words ``t0 ... t2047``, so a text is its ids. The weights are wide enough that the
+next token depends on the whole prefix: with wrong keys and values in the cache the answer is another one,
+and the two best logits are seldom close.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 2048
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False,
+    "initializer_range": 0.08,
+}  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    # 4,096 tokens of it are 67 MB of keys and values in float32: the model of the benchmarks
+    "llama-bench": (
+        "Llama",
+        {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8,
+         "num_attention_heads": 8, "num_key_value_heads": 4},
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "window": (  # every second layer sees the last 256 tokens only: two groups
+        "Gemma3Text",
+        {"sliding_window": 256, "query_pre_attn_scalar": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "mla": (
+        "DeepseekV3",
+        {"num_key_value_heads": 4, "head_dim": None, "q_lora_rank": None, "kv_lora_rank": 512,
+         "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+         "first_k_dense_replace": 4, "n_routed_experts": 4, "n_shared_experts": 1,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1},
+    ),
+    "hybrid": (  # short convolutions beside attention: a recurrent state and pages
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_bias": False,
+         "block_dim": 256, "conv_dim": 256, "block_auto_adjust_ff_dim": False},
+    ),
+}  # fmt: skip
+
+
+def make(folder: Path, kind: str) -> Path:
+    """The folder of one kind, made where it is not there; two makers at once are fine."""
+    ready = folder / kind
+    if ready.exists():
+        return ready
+    import torch
+    import transformers
+
+    name, own = KINDS[kind]
+    wanted = {key: value for key, value in (COMMON | own).items() if value is not None}
+    if name == "DeepseekV3":
+        wanted["q_lora_rank"] = None  # here None says something: queries are not compressed
+    config = getattr(transformers, f"{name}Config")(**wanted)
+    transformers.set_seed(20)
+    stem = name.removesuffix("Text")
+    model = getattr(transformers, f"{stem}ForCausalLM")(config).to(torch.float32).eval()
+    work = folder / f"{kind}.{os.getpid()}"
+    model.save_pretrained(work)
+    tokenizer().save_pretrained(work)
+    try:
+        work.rename(ready)
+    except OSError:  # another run was faster
+        shutil.rmtree(work)
+    return ready
+
+
+def tokenizer() -> Any:
+    """Words to ids and back: ``t7 t8`` is [7, 8]."""
+    import tokenizers
+    import transformers
+
+    words = {f"t{number}": number for number in range(VOCABULARY)}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t3"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, bos_token="t0", eos_token="t1", pad_token="t2", unk_token="t3"
+    )
+
+
+if __name__ == "__main__":
+    for wanted_kind in sys.argv[2:] or KINDS:
+        print(make(Path(sys.argv[1]), wanted_kind))  # noqa: T201
