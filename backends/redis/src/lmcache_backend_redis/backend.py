@@ -44,6 +44,8 @@ class RedisBackend(BlockingBackend):
     """
 
     config_type: ClassVar[type] = RedisConfig
+    servers: ClassVar[tuple[str, ...]] = ("redis-server", "valkey-server")
+    """Programs that ``testing_config`` starts, in order of preference."""
     config: RedisConfig
 
     def __init__(self, config: RedisConfig, context: Context, /) -> None:
@@ -61,6 +63,13 @@ class RedisBackend(BlockingBackend):
             iov_max=1024,
             quiescence_s=config.connect_timeout + config.timeout + 1.0,
         )
+
+    @classmethod
+    def testing_config(cls) -> RedisConfig:
+        """A server of this process, which ends with it."""
+        from lmcache_backend_redis.serving import shared_server
+
+        return RedisConfig(url=shared_server(cls.servers).url)
 
     @property
     def client(self) -> Client:
@@ -99,9 +108,10 @@ class RedisBackend(BlockingBackend):
         loaded = self.load_blocking(Load(key, (memoryview(back),)))
         ended = time.perf_counter()
         if loaded.error is not None:
-            kind = ConfigError if "NOPERM" in str(loaded.error) else Unavailable
+            denied = any(word in str(loaded.error) for word in ("NOPERM", "NOAUTH"))
+            kind = ConfigError if denied else Unavailable
             raise kind(f"{self.client.target.shown}: {loaded.error}")
-        if stored.status is not StoreStatus.STORED:
+        if stored.status in (StoreStatus.REFUSED, StoreStatus.FAILED):
             self.context.log.warning("%s takes no values: %s", self.context.tier, stored.reason)
             return
         self.delete_blocking([key])
@@ -273,6 +283,8 @@ class RedisBackend(BlockingBackend):
 
 class ValkeyBackend(RedisBackend):
     """The same for Valkey, which speaks the same protocol."""
+
+    servers = ("valkey-server", "redis-server")
 
 
 def _literally(name: bytes) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from lmcache_backend_redis.resp import command
 from lmcache_core.spi import Unsupported
 from lmcache_core.testing.services import Serving, find_program
 
@@ -62,14 +63,19 @@ class RedisServer(Serving):
             return False
 
     def command(self, *words: str | bytes) -> bytes:
-        """Send one command on a connection of its own and return the beginning of what comes back, raw."""
-        spoken = [word.encode() if isinstance(word, str) else word for word in words]
-        line = b"*%d\r\n" % len(spoken) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in spoken)
+        """Run one command behind everybody's back; the beginning of its reply, raw."""
+        return self.speak(words)
+
+    def speak(self, *commands: Sequence[str | bytes]) -> bytes:
+        """Run commands on one connection of their own; the beginning of the last one's reply."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(5)
             sock.connect(self.path)
-            sock.sendall(line)
-            return sock.recv(65536)
+            for words in commands:
+                spoken = [word.encode() if isinstance(word, str) else word for word in words]
+                sock.sendall(command(*spoken))
+                reply = sock.recv(65536)
+        return reply
 
 
 @functools.cache
