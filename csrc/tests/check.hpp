@@ -47,6 +47,7 @@ void with_every_set(F&& body) {
 }
 
 void test_chain();
+void test_codecs();
 void test_copy();
 void test_pages();
 void test_pool();

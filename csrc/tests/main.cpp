@@ -7,6 +7,7 @@ int main(int count, char** arguments) {
         const char* name;
         void (*run)();
     } parts[] = {{"chain", test_chain},
+                 {"codecs", test_codecs},
                  {"copy", test_copy},
                  {"pages", test_pages},
                  {"pool", test_pool},
