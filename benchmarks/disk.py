@@ -239,8 +239,9 @@ async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
             for side in ("ours", "theirs"):
                 (work / side).mkdir()
             theirs = {}
+            placed = adapter | {"base_path": str(work / "theirs")}
             if lap % 2:
-                theirs = await asyncio.to_thread(rates_of, peer, adapter, work / "theirs")
+                theirs = await asyncio.to_thread(rates_of, peer, placed)
             backend = await tier(work / "ours", sync=Sync.NONE, direct=direct)
             assert isinstance(backend, Check)
             ours: dict[str, list[float]] = {kind: [] for kind in rates}
@@ -250,7 +251,7 @@ async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
                     ours["load" + kind].append(await loaded(store, values, batch))
                     await backend.delete([key(number) for number in range(batch)])
             await backend.aclose()
-            theirs = theirs or await asyncio.to_thread(rates_of, peer, adapter, work / "theirs")
+            theirs = theirs or await asyncio.to_thread(rates_of, peer, placed)
             for verb in rates:
                 rates[verb].append((statistics.mean(ours[verb][1:]), theirs[verb.split()[0]]))
         rows += [

@@ -1,4 +1,4 @@
-"""What LMCache 0.5.6 says of its own storage: one run of its ``bench l2``, 16 values of 4 MiB, five rounds."""
+"""What LMCache 0.5.6 says of its own storage: one run of its ``bench l2``, five rounds."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import json
 import os
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
 
 
-def rates_of(command: str, adapter: dict[str, object], folder: Path) -> dict[str, float]:
-    """Bytes per second of ``store`` and ``load``.
+def rates_of(
+    command: str, adapter: dict[str, object], *, nbytes: int = 4 * MIB, count: int = 16
+) -> dict[str, float]:
+    """Bytes per second of ``store`` and ``load``, for ``count`` values of ``nbytes``.
 
     Args:
         command: runs the peer's ``lmcache``.
-        adapter: its adapter, without the folder.
+        adapter: its adapter, with all options.
     """
     line = [
-        *shlex.split(command), "bench", "l2", "--num-keys", "16", "--rounds", "5",
-        "--l2-adapter", json.dumps(adapter | {"base_path": str(folder)}),
-        "--data-size-kb", "4096", "--l1-align-bytes", "4096", "--format", "json",
+        *shlex.split(command), "bench", "l2", "--num-keys", str(count), "--rounds", "5",
+        "--l2-adapter", json.dumps(adapter),
+        "--data-size-kb", str(nbytes // 1024), "--l1-align-bytes", "4096", "--format", "json",
     ]  # fmt: skip
     environment = os.environ | {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
     done = subprocess.run(line, check=True, capture_output=True, text=True, env=environment)

@@ -1,0 +1,102 @@
+"""Redis over a unix socket and over TCP: ours, a bare socket loop, redis-py with hiredis, and LMCache 0.5.6's native client."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import redis
+from limits.peer import rates_of  # type: ignore[import-not-found]  # it lies beside this file
+from limits.redis_socket import Socket  # type: ignore[import-not-found]
+from lmcache_backend_redis import RedisBackend
+from lmcache_backend_redis.config import RedisConfig
+from lmcache_backend_redis.serving import START, RedisServer, find_server
+from tiers import MIB, Bar, Bench, Mover, Ours  # type: ignore[import-not-found]
+
+from lmcache_core.spi import Key
+from lmcache_core.storage.build import default_context
+from lmcache_core.testing.services import free_port
+from lmcache_core.threads import DaemonExecutor
+
+
+class RedisPy:
+    """The client as people use it, with its C parser."""
+
+    name, fills = "redis-py + hiredis", True
+
+    def __init__(self, url: str) -> None:
+        import hiredis  # noqa: F401  # redis-py takes it when it is there; without it this compares with less
+
+        self._client = redis.Redis.from_url(url)
+
+    def store(self, keys: Sequence[Key], values: Sequence[memoryview]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            assert self._client.set(key.text, value)
+
+    def load(self, keys: Sequence[Key], into: Sequence[memoryview]) -> None:
+        for key, view in zip(keys, into, strict=True):
+            view[:] = self._client.get(key.text)
+
+    def clear(self, keys: Sequence[Key]) -> None:
+        self._client.unlink(*(key.text for key in keys))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Peer:
+    """``lmcache bench l2`` of LMCache 0.5.6 on its native client: one run stores and loads, and times both."""
+
+    name, fills = "LMCache 0.5.6 resp", False
+
+    def __init__(self, command: str, port: int) -> None:
+        self._command = command
+        self._adapter = {"type": "resp", "host": "127.0.0.1", "port": port}
+        self._load = 0.0
+
+    def store(self, keys: Sequence[Key], values: Sequence[memoryview]) -> float:
+        nbytes, count = values[0].nbytes, len(values)
+        rates = rates_of(self._command, self._adapter, nbytes=nbytes, count=count)
+        self._load = nbytes * count / rates["load"]
+        return float(nbytes * count / rates["store"])
+
+    def load(self, keys: Sequence[Key], into: Sequence[memoryview]) -> float:
+        return self._load
+
+    def clear(self, keys: Sequence[Key]) -> None:
+        """It forgets by itself."""
+
+    def close(self) -> None:
+        """It has ended."""
+
+
+def ours(url: str) -> Mover:
+    config = RedisConfig(url=url, prefix="")
+    executor = DaemonExecutor("lmcache-redis", config.threads)
+    return Ours(RedisBackend(config, replace(default_context("redis"), executor=executor)))
+
+
+@contextmanager
+def benches(options: argparse.Namespace) -> Iterator[list[Bench]]:
+    """One server, two ways to it."""
+    program = find_server("redis-server")
+    if program is None:
+        raise SystemExit(f"redis-server is missing: {START}")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RedisServer(program, Path(folder), port=free_port()) as server,
+    ):
+        address = ("127.0.0.1", server.port)
+        unix: list[Mover] = [ours(server.url), Socket(server.path), RedisPy(server.url)]
+        tcp: list[Mover] = [ours(server.tcp), Socket(address), RedisPy(server.tcp)]
+        bars = (Bar("bare socket", 0.8, 0.8), Bar("redis-py + hiredis", 2.5, 2.5))
+        made = [Bench("redis unix", unix, bars), Bench("redis tcp", tcp, bars)]
+        if options.peer:
+            pair = [ours(server.tcp), Peer(options.peer, server.port)]
+            bar = Bar("LMCache 0.5.6 resp", 1.0, 1.0)
+            made.append(Bench("redis peer", pair, (bar,), sizes=(4 * MIB,), total=64 * MIB))
+        yield made
