@@ -18,25 +18,33 @@ DEFAULT_PORT = 5555
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Either ``path`` of a unix socket, or ``host`` and ``port``."""
+    """Either ``path`` of a unix socket, or ``host`` and ``port``; ``ca`` is for ``tls``."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    tls: bool = False
+    ca: str = ""
 
     def __str__(self) -> str:
-        return f"unix://{self.path}" if self.path else f"tcp://{self.host}:{self.port}"
+        if self.path:
+            return f"unix://{self.path}"
+        return f"{'tls' if self.tls else 'tcp'}://{self.host}:{self.port}"
 
 
 def parse(text: str, /) -> Address:
     """Read ``HOST[:PORT]``, ``tcp://HOST[:PORT]``, ``lmcache://...``, ``unix:///PATH`` or a path.
+
+    ``tls://HOST[:PORT][?ca=FILE]`` is TCP under TLS; without a file the system's certificates are trusted.
 
     Raises:
         ConfigError: none of these.
     """
     if text.startswith("unix://") or text.startswith("/"):
         return Address(path=text.removeprefix("unix://"))
-    rest = text
+    rest, _, ca = text.partition("?ca=")
+    tls = rest.startswith("tls://")
+    rest = rest.removeprefix("tls://")
     for scheme in ("tcp://", "lmcache://", "lm://"):
         rest = rest.removeprefix(scheme)
     rest = rest.rstrip("/")
@@ -44,11 +52,17 @@ def parse(text: str, /) -> Address:
     if not colon or rest.endswith("]"):
         host, port = rest, str(DEFAULT_PORT)
     host = host.strip("[]")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+    if (
+        not host
+        or "/" in host
+        or (ca and not tls)
+        or not port.isdigit()
+        or not 0 < int(port) < 65536
+    ):
         raise ConfigError(
             f"not an address of a daemon: {text!r} (examples: localhost:5555, unix:///run/kv.sock)"
         )
-    return Address(host=host, port=int(port))
+    return Address(host=host, port=int(port), tls=tls, ca=ca)
 
 
 def runtime_folder(env: Mapping[str, str] = os.environ, /) -> str:

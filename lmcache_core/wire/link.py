@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
-from lmcache_core.spi.errors import DeadlineExceeded, Unavailable
+from lmcache_core.spi.errors import ConfigError, DeadlineExceeded, Unavailable
 from lmcache_core.wire.address import Address
 from lmcache_core.wire.codec import LENGTH, NOTICES, DecodeError, Notice, Reply, decode_reply, frame
 from lmcache_core.wire.records import MOST_FRAME, Message, Record
@@ -18,6 +20,8 @@ _ROOM = 1 << 16
 _MOST_DESCRIPTORS = 128
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@qq")
+_TLS_ALERT = re.compile(rb"\x15\x03.\x00\x02", re.DOTALL)
+"""What a server of TLS answers to anything else."""
 
 
 class Link:
@@ -53,6 +57,7 @@ class Link:
         self._buffer = bytearray(_ROOM)
         self._begin = self._end = 0
         self._timeouts = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        self._socket: Any
         try:
             if address.path:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -60,12 +65,21 @@ class Link:
                 self._socket.connect(address.path)
                 self._check_peer(address)
             else:
-                self._socket = socket.create_connection((address.host, address.port), timeout)
-                self._socket.settimeout(None)
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock = socket.create_connection((address.host, address.port), timeout)
+                self._socket = sock
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if address.tls:
+                    from lmcache_core.wire import tls  # costs more than the rest of the client
+
+                    self._socket = tls.connect(sock, address.host, address.ca)
+                else:
+                    sock.settimeout(None)
         except OSError as error:
             self.close()
             raise Unavailable(f"no daemon at {address}: {error.strerror or error}") from error
+        except ConfigError:
+            self.close()
+            raise
 
     def _check_peer(self, address: Address) -> None:
         """The other end belongs to this user; a socket of anybody else is no daemon of ours."""
@@ -74,7 +88,8 @@ class Link:
             raise PermissionError(0, f"it is served by user {uid}, not {os.geteuid()}")
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        number: int = self._socket.fileno()
+        return number
 
     def close(self) -> None:
         """End the connection; idempotent."""
@@ -161,7 +176,9 @@ class Link:
             while self._end - self._begin < length:
                 self._fill(length, until, received)
         except OSError as error:
-            raise self._broken(error, "receive", keep=self.local or not until) from error
+            tls = _TLS_ALERT.match(self._buffer, self._begin, self._end)
+            what = OSError(0, "it speaks TLS: write tls://HOST:PORT") if tls else error
+            raise self._broken(what, "receive", keep=self.local or not until) from error
         begin = self._begin
         self._begin += length
         with memoryview(self._buffer) as view, view[begin + LENGTH.size : begin + length] as body:

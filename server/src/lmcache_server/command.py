@@ -176,6 +176,8 @@ def _options(given: argparse.Namespace) -> Options:
         host=host,
         port=port,
         token=Secret(token),
+        certificate=given.ssl_certfile or "",
+        key=given.ssl_keyfile or "",
         access=_MODES[given.arena_mode or ("shared-rw" if given.private else "sealed")],
         overcommit=given.overcommit,
         grace=_number("--grace", given.grace, 30.0) if given.private else None,
@@ -199,7 +201,8 @@ def _banner(daemon: Daemon) -> None:
     config, options = daemon.effective.config, daemon.options
     tcp = f", tcp {options.host}:{options.port}" if options.port else ""
     if options.port:
-        tcp += " (token)" if options.token else " (hello only: no token)"
+        tcp += " (TLS, " if options.certificate else " ("
+        tcp += "token)" if options.token else "hello only: no token)"
     remark(f"lmcache server {__version__} (pid {os.getpid()}) serves on {options.path}{tcp}")
     remark(
         f"memory: {text(daemon.manager.pool.capacity)}, {options.mode}; chunk_size {config.engine.chunk_size}"

@@ -6,18 +6,20 @@ client that sends faster than it reads only stops itself.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
 from lmcache_core.wire.link import peer
+from lmcache_core.wire.tls import accept
 from lmcache_server.greeting import greet
 from lmcache_server.session import Session
 
@@ -30,6 +32,9 @@ _SLICE = 1 << 20
 _TURN = 0.0003
 """Seconds after which other connections get theirs before the next request of this one."""
 _MOST_WAITING = 64  # requests of one connection that wait for a tier at once
+_HELLO_S = 10.0
+_TLS_HELLO = 0x0316
+"""How TLS begins, read as a length."""
 _MOST_HELLO = 4096
 """Longest frame before the hello was accepted."""
 
@@ -41,11 +46,11 @@ class Connection:
         local: over the unix socket.
     """
 
-    def __init__(self, daemon: Daemon, sock: socket.socket, *, local: bool) -> None:
+    def __init__(self, daemon: Daemon, sock: Any, *, local: bool) -> None:
         self.daemon = daemon
         self.local = local
         self.session: Session | None = None
-        self.peer = "unix" if local else str(sock.getpeername())
+        self.peer = "unix"
         self.socket = sock
         self._loop = daemon.loop
         self.pid = 0
@@ -61,6 +66,7 @@ class Connection:
         self._filled: Callable[[bool], None] | None = None
         self._waiting = 0
         self._reading = self._writing = False
+        self._pending: Callable[[], int] | None = None
         self.closed = False
         sock.setblocking(False)
         if local:
@@ -71,8 +77,13 @@ class Connection:
                 sock.close()
                 return
         else:
+            self.peer = sock.getpeername()[0]
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if daemon.tls is not None:
+                self.socket = accept(daemon.tls, sock)
+                self._pending = self.socket.pending
         daemon.connections.add(self)
+        self.overdue = self._loop.call_later(_HELLO_S, self._overdue)
         self._read(True)
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -86,6 +97,8 @@ class Connection:
                 self._loop.remove_reader(self.socket.fileno())
 
     def _readable(self) -> None:
+        if self.closed or not self._reading:
+            return
         self._guarded(self._fill if self._into else self._receive)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -94,13 +107,24 @@ class Connection:
             work()
         except (BlockingIOError, InterruptedError):
             pass
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EPROTO:
+                self.daemon.refuse(self.peer, str(error.strerror))
+                self.socket.refuse()
             self.close()
         except (DecodeError, ValueError, struct.error) as error:
             self.daemon.refuse(self.peer, f"not understood: {error}")
             self.close()
         except Exception:
             self.daemon.log.exception("a request of %s failed", self.session or self.peer)
+            self.close()
+        if self._pending is not None and self._reading and self._pending():
+            self._loop.call_soon(self._readable)  # the descriptor does not tell of it
+
+    def _overdue(self) -> None:
+        """Nobody keeps a connection without saying hello."""
+        if self.session is None and not self.closed:
+            self.daemon.refuse(self.peer, f"no hello within {_HELLO_S:g} s")
             self.close()
 
     def _receive(self) -> None:
@@ -134,7 +158,10 @@ class Connection:
                 break
             (nbytes,) = LENGTH.unpack_from(self._buffer, self._begin)
             if nbytes > (_MOST_HELLO if self.session is None else records.MOST_FRAME):
-                raise ValueError(f"a frame of {nbytes} bytes")
+                tls = nbytes & 0xFFFF == _TLS_HELLO
+                raise ValueError(
+                    "TLS where none is served" if tls else f"a frame of {nbytes} bytes"
+                )
             if have < LENGTH.size + nbytes:
                 if len(self._buffer) - self._begin < LENGTH.size + nbytes:
                     self._buffer.extend(bytes(LENGTH.size + nbytes))
@@ -304,6 +331,7 @@ class Connection:
         if self._writing:
             self._loop.remove_writer(self.socket.fileno())
         self.closed = True
+        self.overdue.cancel()
         self.socket.close()
         self._out.clear()
         self._into.clear()

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -27,7 +28,7 @@ from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
 from lmcache_core.storage.results import Shutdown
-from lmcache_core.wire import records, replies
+from lmcache_core.wire import records, replies, tls
 from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
@@ -52,6 +53,7 @@ class Options:
         path: its unix socket.
         host, port: TCP; port 0 listens on none.
         token: for TCP; without one TCP serves the hello only.
+        certificate, key: files (PEM) for TLS on TCP; without them it is plain.
         access: who may write into memory besides the daemon.
         overcommit: take more memory than the machine has.
         grace: seconds after its last client at which a private daemon ends; None for a public one.
@@ -62,6 +64,8 @@ class Options:
     host: str = "localhost"
     port: int = 0
     token: Secret = Secret("")
+    certificate: str = ""
+    key: str = ""
     access: Access = Access.OWNER
     overcommit: bool = False
     grace: float | None = None
@@ -94,6 +98,9 @@ class Daemon:
         self.boot = secrets.token_bytes(16)
         self.connections: set[Connection] = set()
         self.turns = Turns()
+        self.tls: ssl.SSLContext | None = None
+        if options.certificate:
+            self.tls = tls.serve(options.certificate, options.key)
         self.now = time.monotonic
         self.log = logging.getLogger("lmcache.server")
         self._reload = reload
@@ -301,6 +308,8 @@ class Daemon:
             return
         try:
             fresh = self._reload()
+            if self.tls is not None:
+                tls.load(self.tls, self.options.certificate, self.options.key)
         except LMCacheError as error:
             self.log.error("configuration not reloaded: %s", error)
             return

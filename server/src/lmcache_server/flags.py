@@ -53,6 +53,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--port", _M, "TCP port (5555); 0 for none", value="PORT"),
     Flag("--socket", _M, "path of the unix socket; by default one named after the port", value="PATH", own=True),
     Flag("--token-file", _M, "file with the token of TCP clients; also LMCACHE_SERVER_TOKEN", value="FILE", own=True),
+    Flag("--ssl-certfile", _M, "certificate (PEM) for TLS on the TCP port; read again at SIGHUP", value="FILE", own=True),
+    Flag("--ssl-keyfile", _M, "its key, where that is another file", value="FILE", own=True),
     Flag("--http-host", _M, "address of the HTTP port (127.0.0.1)", value="HOST"),
     Flag("--http-port", _M, "start `lmcache http` beside it, on this port; none when not given", value="PORT"),
     Flag("--chunk-size", _M, "tokens per chunk", "chunk_size", "TOKENS"),

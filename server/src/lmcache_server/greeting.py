@@ -88,5 +88,6 @@ def _local_session(link: Connection, hello: records.Hello) -> Session | None:
 
 def _enter(link: Connection, session: Session) -> None:
     link.session = session
+    link.overdue.cancel()
     link.daemon.sessions.by_token.setdefault(session.token, session)
     session.connections.add(link)
