@@ -229,6 +229,7 @@ class DaemonConfig:
         socket: path of the unix socket.
         private: one for engines of this user with this configuration, started when it is not there.
         token: for daemons of other users and nodes.
+        ca: file with the certificates (PEM) to trust; asks for TLS, as ``host: tls://...`` does.
         timeout: longest wait for a call without a deadline.
         transfer: see ``Transfer``.
         grace: a private one ends this long after its last client.
@@ -240,6 +241,7 @@ class DaemonConfig:
     socket: str = ""
     private: bool = False
     token: Secret = Secret("")
+    ca: str = ""
     timeout: Duration = Duration(1.0)
     transfer: Transfer = Transfer.AUTO
     grace: Duration = Duration(30.0)
@@ -254,6 +256,8 @@ class DaemonConfig:
         """Where it is, or ``""``."""
         if self.socket:
             return f"unix://{self.socket}"
+        if self.ca:
+            return f"tls://{self.host.removeprefix('tls://')}:{self.port}?ca={self.ca}"
         return f"{self.host}:{self.port}" if self.host else ""
 
 
