@@ -11,6 +11,7 @@ _RATES = {"bytes": "Bps", "seconds": "s"}
 _ROWS = (
     ("lmcache_tier_", "Tiers"),
     ("lmcache_memory_", "Memory"),
+    ("lmcache_space_", "Key spaces"),
     ("lmcache_", "Requests and events"),
 )
 

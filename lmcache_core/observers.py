@@ -111,6 +111,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("lmcache_memory_bytes", _G, "bytes", ("tier", "state"), "memory by state: free, clean, dirty, reserved, quarantined", "memory"),
     Metric("lmcache_memory_capacity_bytes", _G, "bytes", _T, "memory of a tier", "memory"),
     Metric("lmcache_memory_leased_bytes", _G, "bytes", _T, "memory that somebody reads in place"),
+    Metric("lmcache_memory_pinned_bytes", _G, "bytes", _T, "memory that an operator keeps from eviction"),
+    # Key spaces, by the first digits of their digests: in a daemon, where several engines meet.
+    Metric("lmcache_space_chunks", _G, "chunks", ("tier", "space"), "chunks of a key space"),
+    Metric("lmcache_space_bytes", _G, "bytes", ("tier", "space"), "bytes of the chunks of a key space"),
     # The observers' own.
     Metric("lmcache_events_dropped_total", _C, "events", (), "events lost because observers were slow"),
     Metric("lmcache_observers_disabled_total", _C, "observers", (), "observers switched off because they raised"),
@@ -176,6 +180,12 @@ class Metrics:
         key = self._key(name, Kind.GAUGE, labels)
         with self._lock:
             self._values[key] = value
+
+    def forget(self, name: str, /) -> None:
+        """Drop what was noted of a gauge: of things that may be gone."""
+        with self._lock:
+            for key in [key for key in self._values if key[0] == name]:
+                del self._values[key]
 
     def observe(self, name: str, value: float, /, **labels: str) -> None:
         """Note one duration."""

@@ -26,12 +26,13 @@ class Table:
     ``homes`` are what ``Index`` keeps per slot, one object per tenant: this table and the tenant's name.
     """
 
-    __slots__ = ("group", "homes", "salt", "slots", "space")
+    __slots__ = ("group", "homes", "nbytes", "salt", "slots", "space")
 
     def __init__(self, space: bytes, group: int) -> None:
         self.space = space
         self.group = group
         self.salt = _salt(space, group)
+        self.nbytes = 0
         self.slots: dict[bytes, int] = {}
         self.homes: dict[str, tuple[Table, str]] = {}
 
@@ -70,6 +71,11 @@ class Index:
     def visible_count(self) -> int:
         """Values that can be found."""
         return sum(len(table.slots) for table in self._tables.values())
+
+    def tables(self) -> Iterator[tuple[bytes, int, int, int]]:
+        """(space, group, values, bytes of values) of everything that can be found."""
+        for (space, group), table in self._tables.items():
+            yield space, group, len(table.slots), table.nbytes
 
     def slots_of(self, keys: Iterable[Key], /) -> list[int]:
         """Slot of each key, -1 where absent."""
@@ -110,6 +116,7 @@ class Index:
         assert digest not in table.slots, f"{key!r} is in the index already"
         slot = self._free.pop() if self._free else self._grow()
         table.slots[digest] = slot
+        table.nbytes += nbytes
         self._digests[slot] = digest
         self._home[slot] = table.homes.get(tenant) or table.homes.setdefault(
             tenant, (table, tenant)
@@ -128,6 +135,7 @@ class Index:
         if home is not None and digest is not None and home[0].slots.get(digest) == slot:
             table = home[0]
             del table.slots[digest]
+            table.nbytes -= self.nbytes[slot]
             if not table.slots:
                 del self._tables[table.space, table.group]
                 table.homes.clear()  # no cycle is left to the collector

@@ -22,7 +22,8 @@ Request = (
     | records.Load | records.Reserve | records.Commit | records.Part | records.Delete
     | records.Dispatch | records.Release | records.Abort | records.Prefill | records.Describe
     | records.Stats | records.List | records.Clear | records.Flush | records.Freeze | records.Quota
-    | records.Tier | records.Move | records.Prefetch | records.LogLevel
+    | records.Tier | records.Move | records.Prefetch | records.Pin | records.Reload
+    | records.LogLevel
 )  # fmt: skip
 Reply = (
     replies.Welcome | replies.Mapped | replies.Registered | replies.Found | replies.Granted

@@ -299,5 +299,17 @@ class Prefetch(Message):
     tokens: Number = 0
 
 
+class Pin(Message):
+    """Keep values in memory for ``lasts`` seconds from now; 0: no longer, and with no key at all, none of them."""
+
+    keys: Runs
+    seconds: Seconds
+    lasts: Seconds
+
+
+class Reload(Message):
+    """Take over from the configuration file what may change while the daemon runs."""
+
+
 class LogLevel(Message):
     level: Label

@@ -101,7 +101,7 @@ class Committed(Message):
 
 
 class Count(Message):
-    """Values concerned; answer to ``Delete``, ``Clear``, ``Move``, ``Prefetch`` (the number of the job)."""
+    """Values concerned; answer to ``Delete``, ``Clear``, ``Move``, ``Pin``, ``Prefetch`` (the number of the job)."""
 
     count: Number
     nbytes: Number = 0
@@ -114,11 +114,12 @@ class Document(Message):
 
 
 class Values(Message):
-    """Answer to ``List``: keys as text, lengths, and where to go on."""
+    """Answer to ``List``: keys as text, lengths, where to go on, and positions of those that are pinned."""
 
     keys: list[Text]
     nbytes: list[Number]
     after: Text | None = None
+    pinned: Ids = field(default_factory=list)
 
 
 class Sample(Struct, array_like=True):
@@ -137,7 +138,7 @@ class Metered(Message):
 
 
 class Done(Message):
-    """Answer to ``Ping``, ``Auth``, ``Freeze``, ``Quota``, ``Tier``, ``LogLevel``."""
+    """Answer to ``Ping``, ``Auth``, ``Freeze``, ``Quota``, ``Tier``, ``Reload``, ``LogLevel``."""
 
 
 class Failed(Message):

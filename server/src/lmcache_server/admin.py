@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmcache_core.spi import ConfigError, Key
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import Reply, to_keys
+from lmcache_server import spaces
 from lmcache_server.session import Session
 from lmcache_server.verbs import Answer, Verb
 
@@ -23,6 +24,7 @@ def describe(daemon: Daemon, link: Connection, session: Session, ask: records.De
 
 def stats(daemon: Daemon, link: Connection, session: Session, ask: records.Stats) -> Answer:
     daemon.manager.measure()
+    spaces.gauges(daemon)
     return replies.Metered(
         ask.id,
         [
@@ -46,8 +48,11 @@ def list_(daemon: Daemon, link: Connection, session: Session, ask: records.List)
             after=ask.after,
             limit=min(ask.limit, records.MOST_LISTED),
         )
-        keys = [key.text for key, _ in listing.values]
-        return replies.Values(ask.id, keys, [n for _, n in listing.values], listing.after)
+        keys = [key for key, _ in listing.values]
+        here = ask.tier in ("", daemon.manager.context.tier) and len(daemon.pins) > 0
+        pinned = [at for at, key in enumerate(keys) if here and key in daemon.pins]
+        lengths = [n for _, n in listing.values]
+        return replies.Values(ask.id, [key.text for key in keys], lengths, listing.after, pinned)
 
     return work()
 
@@ -142,6 +147,24 @@ def prefetch(daemon: Daemon, link: Connection, session: Session, ask: records.Pr
     return replies.Count(ask.id, job)
 
 
+def pin(daemon: Daemon, link: Connection, session: Session, ask: records.Pin) -> Answer:
+    keys, deadline = to_keys(ask.keys), daemon.now() + ask.seconds
+    if not ask.lasts:
+        return replies.Count(ask.id, daemon.pins.unpin(keys), daemon.pins.nbytes)
+
+    async def work() -> Reply:
+        count, nbytes = await daemon.pins.pin(keys, ask.lasts, deadline=deadline)
+        daemon.work(daemon.pins.watch())
+        return replies.Count(ask.id, count, nbytes)
+
+    return work()
+
+
+def reload(daemon: Daemon, link: Connection, session: Session, ask: records.Reload) -> Answer:
+    daemon.take_over()
+    return replies.Done(ask.id)
+
+
 def log_level(daemon: Daemon, link: Connection, session: Session, ask: records.LogLevel) -> Answer:
     level = ask.level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -161,5 +184,7 @@ ADMIN_VERBS: Mapping[type[records.Record], Verb] = {
     records.Tier: tier,
     records.Move: move,
     records.Prefetch: prefetch,
+    records.Pin: pin,
+    records.Reload: reload,
     records.LogLevel: log_level,
 }

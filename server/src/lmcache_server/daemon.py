@@ -25,7 +25,7 @@ from lmcache_core.identity import probe_digest
 from lmcache_core.memory.arena import Access
 from lmcache_core.memory.leases import Held
 from lmcache_core.observers import Emitter, Metrics
-from lmcache_core.spi import Key, LMCacheError, Secret
+from lmcache_core.spi import ConfigError, Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies, tls
@@ -34,6 +34,7 @@ from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
 from lmcache_server.listening import claim, listen_tcp, listen_unix
+from lmcache_server.pins import Pins
 from lmcache_server.session import Session, Sessions
 from lmcache_server.turns import Turns, steady
 from lmcache_server.verbs import VALUE_VERBS, Answer
@@ -142,6 +143,7 @@ class Daemon:
             self.manager = await self.builder.build()
             self.sessions = Sessions(self.manager, self._session_over)
             self.engines = Engines(self.manager, self.log.info)
+            self.pins = Pins(self.manager, self.now)
             self._warm_up()
             if self.options.port:
                 for each in listen_tcp(self.options.host, self.options.port):
@@ -303,16 +305,25 @@ class Daemon:
     # -- life ----------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Take over what may change live (SIGHUP): log level, tenants' quotas, limits of lower tiers."""
-        if self._reload is None:
-            return
+        """``take_over`` for SIGHUP, which nobody can answer."""
         try:
-            fresh = self._reload()
-            if self.tls is not None:
-                tls.load(self.tls, self.options.certificate, self.options.key)
+            self.take_over()
         except LMCacheError as error:
             self.log.error("configuration not reloaded: %s", error)
-            return
+
+    def take_over(self) -> None:
+        """Read the configuration again and do what may change live.
+
+        That is the log level, tenants' quotas, limits of lower tiers, the certificate.
+
+        Raises:
+            ConfigError: it is wrong, or there is none to read; nothing has changed.
+        """
+        if self._reload is None:
+            raise ConfigError("this daemon was started without a configuration to read again")
+        fresh = self._reload()
+        if self.tls is not None:
+            tls.load(self.tls, self.options.certificate, self.options.key)
         old, new = self.effective.config, fresh.config
         logging.getLogger("lmcache").setLevel(new.log_level.upper())
         size = self.manager.pool.capacity
@@ -353,6 +364,7 @@ class Daemon:
         with suppress(OSError):
             os.unlink(self.options.path)
         self.manager.freeze()
+        self.pins.unpin([])
         for link in list(self.connections):
             if link.session is not None:
                 link.reply(replies.Boot(self.boot, "stopping"))

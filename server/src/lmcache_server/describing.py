@@ -7,9 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 from lmcache_core import __version__
+from lmcache_core.storage.build import BREAKER_STATES
+from lmcache_server import spaces
 
 if TYPE_CHECKING:
     from lmcache_server.daemon import Daemon
+
+BREAKERS = {number: name for name, number in BREAKER_STATES.items()}
 
 
 def document(daemon: Daemon) -> bytes:
@@ -17,14 +21,20 @@ def document(daemon: Daemon) -> bytes:
     manager, config = daemon.manager, daemon.effective.config
     manager.measure()
     snapshot = manager.metrics.snapshot()
+    serving = {tier.name for tier in manager.tiers}
+    configured = [t for t in config.tiers if not daemon.builder.is_resident(t)]
+    plugins = {each.name: each.plugin for each in configured}
     tiers = [
         {
             "name": name,
+            "plugin": plugins.get(name, ""),
+            "enabled": name in serving,
+            "breaker": BREAKERS[int(snapshot.total("lmcache_tier_breaker", tier=name))],
             "bytes": int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
             "chunks": int(snapshot.total("lmcache_tier_chunks", tier=name)),
             "limit": int(snapshot.total("lmcache_tier_limit_bytes", tier=name)),
         }
-        for name in (tier.name for tier in manager.tiers)
+        for name in dict.fromkeys([*(tier.name for tier in manager.tiers), *plugins])
     ]
     stock = manager.pool.accounting()
     document = {
@@ -45,6 +55,12 @@ def document(daemon: Daemon) -> bytes:
         "tenants": {name or "default": nbytes for name, nbytes in stock.usage.items()},
         "quotas": daemon.quotas,
         "tiers": tiers,
+        "pins": {
+            "values": len(daemon.pins),
+            "bytes": daemon.pins.nbytes,
+            "limit": daemon.pins.limit,
+        },
+        "spaces": spaces.document(daemon),
         "clients": [
             {
                 "name": session.name,
@@ -56,7 +72,14 @@ def document(daemon: Daemon) -> bytes:
             for session in daemon.sessions.by_token.values()
         ],
         "engines": {
-            engine.name: {"ranks": engine.ranks, "missing": engine.missing}
+            engine.name: {
+                "ranks": engine.ranks,
+                "missing": engine.missing,
+                "space": spaces.digest_of(engine.space) if engine.space else "",
+                "root": spaces.root_of(engine.space) if engine.space else "",
+                "chunk_tokens": [spec.tokens for spec, _ in engine.specs],
+                **spaces.about(engine.space),
+            }
             for engine in daemon.engines.by_name.values()
         },
         "turns": {name: getattr(daemon.turns, name) for name in ("slowest", "long", "busy")},

@@ -1,20 +1,17 @@
 """The commands for operators, run as their users run them, against a real daemon."""
 
-import io
 import json
 import os
 import stat
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from signal import SIGTERM
 from socket import create_connection, socket
-from unittest import mock
 
 import pytest
 
-from lmcache_core.cli import main
+from server.tests.http.running import answered, lmcache
 from tests.wire.daemons import SPACE, Daemon, Process, free_port, key, wait_for
 
 NO_TORCH = """
@@ -23,22 +20,6 @@ sys.modules["torch"] = sys.modules["numpy"] = None
 from lmcache_core.cli import main
 sys.exit(main())
 """
-
-
-def lmcache(daemon, *words, **env):
-    """Run a command in this process."""
-    where = {} if daemon is None else {"LMCACHE_DAEMON": f"unix://{daemon.path}"}
-    out, err = io.StringIO(), io.StringIO()
-    with mock.patch.dict(os.environ, {**where, **env}), redirect_stdout(out), redirect_stderr(err):
-        status = main(words)
-    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
-
-
-def answered(daemon, *words, status=0):
-    """The document a command prints."""
-    done = lmcache(daemon, *words, "--json")
-    assert done.returncode == status, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_ping_and_describe_reach_the_daemon(daemon):

@@ -125,7 +125,8 @@ def test_a_named_tier_is_resized_taken_out_and_put_back_and_none_can_be_added(tm
             assert web.ask(method, "/tiers", {"disk": {"path": "/tmp"}})[0] == 405
         assert web.ask("PUT", "/tiers/disk/enable")[0] == 400
         assert web.ask("PUT", "/tiers/disk/disable", {})[0] == 200
-        assert web.ask("GET", "/tiers", token=False)[2] == []
+        (out,) = web.ask("GET", "/tiers", token=False)[2]
+        assert (out["name"], out["plugin"], out["enabled"]) == ("disk", "disk", False)
         assert web.ask("PUT", "/tiers/other/enable")[0] == 400
         assert web.ask("PUT", "/tiers/disk/enable")[0] == 200
         wait_for(lambda: web.ask("GET", "/tiers", token=False)[2][0]["chunks"] == 2)

@@ -1,4 +1,4 @@
-"""``lmcache ping``, ``describe``, ``query``, ``ls``, ``clear``, ``move``, ``prefetch``, ``flush``, ``freeze``.
+"""``lmcache ping``, ``describe``, ``query``, ``ls``, ``clear``, ``move``, ``prefetch``, ``flush``, ``freeze``, ``reload``.
 
 Each is an application of its own, so that all of them stand beside the core's commands. Exit status: 0 good,
 1 something asked for is not there or not done, 2 usage, 3 no daemon.
@@ -14,11 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from lmcache_core.cli.config import Json
-from lmcache_core.cli.output import print_json, print_table
+from lmcache_core.cli.output import print_json, print_table, progress
 from lmcache_core.memory.limits import text
 from lmcache_core.spi import ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_server.client.operator import Operator, parse_keys, parse_space, read_token
+from lmcache_server.client.tokens import prompt, read_ids
+from lmcache_server.client.watching import following
 
 Address = Annotated[
     str, typer.Option("--daemon", envvar="LMCACHE_DAEMON", help="HOST:PORT or unix:///PATH.")
@@ -31,6 +33,10 @@ Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="As `lmcache l
 TierName = Annotated[str, typer.Option(help="Only in this tier.")]
 Space = Annotated[str, typer.Option(help="Only this key space: the first 64 digits of a key.")]
 HERE = "localhost"
+PART = 256
+"""Values of one request, where a bar shows how far many are."""
+KVCACHE = "kvcache"
+Target = Annotated[str, typer.Argument(metavar="[kvcache]", help="What is asked; there is one.")]
 
 
 def command(function: Callable[..., int]) -> typer.Typer:
@@ -60,12 +66,14 @@ def show(document: dict[str, Any], as_json: bool, *, said: str) -> None:
 
 @command
 def ping(
+    target: Target = KVCACHE,
     daemon: Address = HERE,
     token_file: TokenFile = None,
     timeout: Seconds = 2,
     as_json: Json = False,
 ) -> int:
     """Ask whether the daemon answers, and how fast."""
+    _only_kvcache(target)
     with operating(daemon, token_file, timeout) as operator:
         operator.do(replies.Done, records.Ping)
         begun = time.perf_counter()
@@ -81,12 +89,14 @@ def ping(
 
 @command
 def describe(
+    target: Target = KVCACHE,
     daemon: Address = HERE,
     token_file: TokenFile = None,
     timeout: Seconds = 10,
     as_json: Json = False,
 ) -> int:
-    """Show the daemon: memory, tiers, clients, engines."""
+    """Show the daemon: memory, tiers, key spaces, clients, engines."""
+    _only_kvcache(target)
     with operating(daemon, token_file, timeout) as operator:
         found = operator.describe()
     if as_json:
@@ -96,9 +106,22 @@ def describe(
     typer.echo(f"daemon {found['version']} (pid {found['pid']}) on {found['socket']}")
     typer.echo(f"chunks of {found['chunk_size']} tokens{', frozen' if found['frozen'] else ''}")
     used = memory["capacity"] - memory["free"]
-    rows = [(memory["tier"], text(used), text(memory["capacity"]), memory["values"])]
-    rows += [(t["name"], text(t["bytes"]), text(t["limit"]), t["chunks"]) for t in found["tiers"]]
-    print_table(("tier", "used", "limit", "values"), rows)
+    rows = [(memory["tier"], text(used), text(memory["capacity"]), memory["values"], "")]
+    rows += [
+        (t["name"], text(t["bytes"]), text(t["limit"]), t["chunks"], _state(t))
+        for t in found["tiers"]
+    ]
+    print_table(("tier", "used", "limit", "values", "state"), rows)
+    if (pins := found["pins"])["values"]:
+        most = f"{text(pins['bytes'])} of at most {text(pins['limit'])}"
+        typer.echo(f"pinned: {pins['values']} values, {most}")
+    for space in found["spaces"]:
+        values = ", ".join(
+            f"{sum(row['values'] for row in rows)} values in {tier}"
+            for tier, rows in space["tiers"].items()
+        )
+        of = f" of {space['model']}" if space.get("model") else ""
+        typer.echo(f"key space {space['space'][:12]}{of}: {values or 'nothing'}")
     for client in found["clients"]:
         typer.echo(f"client {client['name']}: {client['leases']} leases")
     for name, engine in found["engines"].items():
@@ -109,13 +132,34 @@ def describe(
 
 @command
 def query(
-    key: Keys,
+    key: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY...", help="As `lmcache ls` prints them.")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(help="Ids of a prompt instead: 1,2,3 or @FILE or - (standard input).")
+    ] = "",
+    engine: Annotated[str, typer.Option(help="Registered engine whose prompt it is.")] = "",
+    model: Annotated[str, typer.Option(help="Model whose prompt it is.")] = "",
     daemon: Address = HERE,
     token_file: TokenFile = None,
     timeout: Seconds = 10,
     as_json: Json = False,
 ) -> int:
-    """Tell in which tier values are; exit status 1 when one is nowhere."""
+    """Tell in which tier values are, or how much of a prompt; exit status 1 when one (or all of it) is nowhere."""
+    if bool(key) == bool(tokens) or ((engine or model) and not tokens):
+        raise ConfigError("say what to look for: keys, or --tokens with --engine or --model")
+    if tokens:
+        ids = read_ids(tokens)
+        with operating(daemon, token_file, timeout) as operator:
+            document = prompt(operator, ids, engine=engine, model=model)
+        of = f"{document['cached']} of {document['tokens']} tokens are cached"
+        show(document, as_json, said=f"{of} for engine {document['engine']}")
+        if not as_json:
+            print_table(
+                ("group", "from", "to", "tier"), [tuple(r.values()) for r in document["chunks"]]
+            )
+        return int(not document["cached"])
+    key = key or []
     keys = parse_keys(key)
     with operating(daemon, token_file, timeout) as operator:
         found = operator.find(keys)
@@ -123,7 +167,7 @@ def query(
         (text_, found.tiers[at] if at >= 0 else "", nbytes)
         for text_, at, nbytes in zip(key, found.where, found.nbytes, strict=True)
     ]
-    _rows(("key", "tier", "bytes"), rows, as_json)
+    show_rows(("key", "tier", "bytes"), rows, as_json)
     return int(any(at < 0 for at in found.where))
 
 
@@ -144,10 +188,14 @@ def ls(
         while len(rows) < limit:
             most = min(limit - len(rows), 10_000)
             page = operator.list(tier, parse_space(space), after=after, limit=most)
-            rows += zip(page.keys, page.nbytes, strict=True)
+            pinned = {page.keys[at] for at in page.pinned}
+            rows += [
+                (key, nbytes, "pinned" if key in pinned else "")
+                for key, nbytes in zip(page.keys, page.nbytes, strict=True)
+            ]
             if (after := page.after) is None:
                 break
-    _rows(("key", "bytes"), rows, as_json)
+    show_rows(("key", "bytes", "state"), rows, as_json)
     return 0
 
 
@@ -175,7 +223,8 @@ def clear(
         def make(id: int) -> records.Message:
             return records.Clear(id, timeout, tier, digest, tag)
 
-        count = operator.do(replies.Count, make, seconds=timeout).count
+        with following(operator, "clear", lambda now: _values(now, tier)):
+            count = operator.do(replies.Count, make, seconds=timeout).count
     show({"cleared": count}, as_json, said=f"forgot {count} values")
     return 0
 
@@ -194,7 +243,12 @@ def move(
     """Move values between tiers; exit status 1 when not all of them arrived."""
     keys = parse_keys(key)
     with operating(daemon, token_file, timeout) as operator:
-        count = operator.move(keys, source, target, forget=not copy, seconds=timeout)
+        count, until = 0, time.monotonic() + timeout
+        with progress("move", len(keys)) as advance:
+            for at in range(0, len(keys), PART):
+                part, left = keys[at : at + PART], max(0.1, until - time.monotonic())
+                count += operator.move(part, source, target, forget=not copy, seconds=left)
+                advance(len(part))
     said = f"{count} of {len(keys)} values are in {target}"
     show({"moved": count, "asked": len(keys)}, as_json, said=said)
     return int(count < len(keys))
@@ -211,12 +265,19 @@ def prefetch(
     """Bring values up into memory and wait for it; exit status 1 when not all of them came."""
     keys = parse_keys(key)
     with operating(daemon, token_file, min(timeout, 10)) as operator:
-        job = operator.job(operator.prefetch(keys, seconds=timeout), wait=timeout + 1)
-    assert job is not None
-    said = f"{job.count} of {len(keys)} values are in memory ({job.reason or job.state})"
-    document = {"resident": job.count, "asked": len(keys), "reason": job.reason or job.state}
-    show(document, as_json, said=said)
-    return int(job.count < len(keys))
+        count, reason, until = 0, "", time.monotonic() + timeout
+        with progress("prefetch", len(keys)) as advance:
+            for at in range(0, len(keys), PART):
+                part, left = keys[at : at + PART], max(0.1, until - time.monotonic())
+                job = operator.job(operator.prefetch(part, seconds=left), wait=left + 1)
+                assert job is not None
+                advance(len(part))
+                count, reason = count + job.count, job.reason or job.state
+                if job.count < len(part):
+                    break
+    said = f"{count} of {len(keys)} values are in memory ({reason})"
+    show({"resident": count, "asked": len(keys), "reason": reason}, as_json, said=said)
+    return int(count < len(keys))
 
 
 @command
@@ -227,7 +288,10 @@ def flush(
     as_json: Json = False,
 ) -> int:
     """Have written what is only in memory; exit status 1 when something is left."""
-    with operating(daemon, token_file, timeout) as operator:
+    with (
+        operating(daemon, token_file, timeout) as operator,
+        following(operator, "flush", lambda now: int(now["memory"]["dirty"])),
+    ):
         left = operator.do(replies.Count, lambda id: records.Flush(id, timeout), seconds=timeout)
     said = f"{left.count} values ({text(left.nbytes)}) are not written"
     show({"left": left.count, "left_bytes": left.nbytes}, as_json, said=said)
@@ -249,7 +313,40 @@ def freeze(
     return 0
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[object]], as_json: bool) -> None:
+def _only_kvcache(target: str) -> None:
+    if target != KVCACHE:
+        raise ConfigError(f"{target!r} is not asked here, only {KVCACHE}; an engine answers itself")
+
+
+def _state(tier: dict[str, Any]) -> str:
+    if not tier["enabled"]:
+        return "disabled"
+    return "" if tier["breaker"] == "closed" else f"breaker {tier['breaker']}"
+
+
+@command
+def reload(
+    daemon: Address = HERE,
+    token_file: TokenFile = None,
+    timeout: Seconds = 10,
+    as_json: Json = False,
+) -> int:
+    """Have the configuration read again: log level, quotas, limits of lower tiers."""
+    with operating(daemon, token_file, timeout) as operator:
+        operator.do(replies.Done, records.Reload)
+    show({"reloaded": True}, as_json, said="reloaded")
+    return 0
+
+
+def _values(now: dict[str, Any], tier: str) -> int:
+    """Values in a tier, or copies in all of them."""
+    counts = {now["memory"]["tier"]: now["memory"]["values"]}
+    counts |= {each["name"]: each["chunks"] for each in now["tiers"]}
+    return int(counts[tier] if tier else sum(counts.values()))
+
+
+def show_rows(head: Sequence[str], rows: Sequence[Sequence[object]], as_json: bool) -> None:
+    """Print one record per row, or a table for people."""
     if as_json:
         print_json([dict(zip(head, row, strict=True)) for row in rows])
     else:

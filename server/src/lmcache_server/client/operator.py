@@ -113,6 +113,7 @@ class Operator(DaemonClient):
                 replies.Values,
                 lambda id, most=most: records.List(id, tier, space, found.after, most),  # type: ignore[misc]
             )
+            found.pinned += [len(found.keys) + at for at in part.pinned]
             found.keys += part.keys
             found.nbytes += part.nbytes
             found.after = part.after
@@ -147,7 +148,16 @@ class Operator(DaemonClient):
     def tiers(self) -> Sequence[str]:
         """Names of the tiers in lookup order."""
         document = self.describe()
-        return [document["memory"]["tier"], *(each["name"] for each in document["tiers"])]
+        lower = [each["name"] for each in document["tiers"] if each["enabled"]]
+        return [document["memory"]["tier"], *lower]
+
+    def pin(self, keys: Sequence[Key], lasts: float, /, *, seconds: float) -> replies.Count:
+        """Keep values in memory for so long, 0 for no longer; see ``records.Pin``."""
+        return self.do(
+            replies.Count,
+            lambda id: records.Pin(id, to_runs(keys), seconds, lasts),
+            seconds=seconds,
+        )
 
     def checksum(self, key: Key, /) -> Checksum:
         """Read one value over the connection and digest it; verified as any load is."""

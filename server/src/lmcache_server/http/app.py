@@ -83,13 +83,22 @@ def _looking(operator: Operator) -> APIRouter:
 
     @router.get("/status")
     def status() -> Document:
-        """The daemon, its memory, tiers, tenants, clients and engines."""
-        return {name: each for name, each in operator.describe().items() if name != "config"}
+        """The daemon, its memory, tiers, tenants, key spaces, clients and engines."""
+        found = {name: each for name, each in operator.describe().items() if name != "config"}
+        for engine in found["engines"].values():
+            del engine["root"]  # who has it can tell which prompts are cached
+        return found
 
     @router.get("/config")
     def config() -> list[Document]:
         """Every effective setting and where it came from; secrets are not shown."""
         found: list[Document] = operator.describe()["config"]
+        return found
+
+    @router.get("/spaces")
+    def spaces() -> list[Document]:
+        """Key spaces: their engines and layouts, and what each tier holds of them."""
+        found: list[Document] = operator.describe()["spaces"]
         return found
 
     @router.get("/quota")
@@ -129,8 +138,12 @@ def _values(operator: Operator) -> APIRouter:
     ) -> Document:
         """One page of a tier's values (of memory, when none is named); go on with `after`."""
         page = operator.list(tier or "", parse_space(space or ""), after=after, limit=limit)
-        pairs = zip(page.keys, page.nbytes, strict=True)
-        return {"objects": [{"key": k, "bytes": n} for k, n in pairs], "after": page.after}
+        pinned = {page.keys[at] for at in page.pinned}
+        rows = [
+            {"key": key, "bytes": nbytes, "pinned": key in pinned}
+            for key, nbytes in zip(page.keys, page.nbytes, strict=True)
+        ]
+        return {"objects": rows, "after": page.after}
 
     @router.delete("/objects")
     def delete(body: bodies.Deletion) -> Document:
@@ -157,6 +170,24 @@ def _values(operator: Operator) -> APIRouter:
             return records.Clear(id, body.seconds, body.tier or "", space, body.tag or "")
 
         return {"cleared": operator.do(replies.Count, make, seconds=body.seconds).count}
+
+    @router.get("/pins")
+    def pins() -> Document:
+        """How much is pinned, and how much may be."""
+        found: Document = operator.describe()["pins"]
+        return found
+
+    @router.post("/pins")
+    def pin(body: bodies.Pinning) -> Document:
+        """Keep values in memory for so many seconds, as far as the share for it goes."""
+        found = operator.pin(parse_keys(body.keys), body.lasts, seconds=body.seconds)
+        return {"pinned": found.count, "bytes": found.nbytes}
+
+    @router.delete("/pins")
+    def unpin(body: bodies.Unpinning) -> Document:
+        """Keep these values no longer, or none when no key is named."""
+        found = operator.pin(parse_keys(body.keys), 0.0, seconds=10.0)
+        return {"unpinned": found.count, "bytes": found.nbytes}
 
     @router.post("/checksums")
     def checksums(body: bodies.Checksums) -> list[Document]:
@@ -244,6 +275,12 @@ def _changing(operator: Operator) -> APIRouter:
         """Serve again from a configured tier, where it stood."""
         operator.do(replies.Done, lambda id: records.Tier(id, name, "restore"))
         return {"name": name, "enabled": True}
+
+    @router.post("/reload")
+    def reload() -> Document:
+        """Read the configuration again: log level, quotas, and limits of lower tiers change at once."""
+        operator.do(replies.Done, records.Reload)
+        return {"reloaded": True}
 
     @router.put("/loglevel")
     def log_level(body: bodies.Level) -> Document:

@@ -35,6 +35,14 @@ class Checksums(Body):
     keys: Annotated[list[KeyText], Field(min_length=1, max_length=64)]
 
 
+class Pinning(Keys):
+    lasts: Annotated[float, Field(gt=0, le=7 * 24 * 3600)] = 300.0
+
+
+class Unpinning(Body):
+    keys: Annotated[list[KeyText], Field(max_length=8192)] = []
+
+
 class Deletion(Keys):
     tier: Name | None = None
 
