@@ -42,15 +42,12 @@ LMCACHE_VBMI bool join_vbmi(u8* dst, const u8* low, const u8* codes, const u8* e
     const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (; blocks; --blocks, dst += 2 * kBlock, low += kBlock, codes += kBlock / 2) {
         const __m512i both = _mm512_loadu_si512(codes);
-        _mm_prefetch(reinterpret_cast<const char*>(low) + 2048, _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(low) + 2112, _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(codes) + 1024, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (unsigned half = 0; half < 2; ++half) {
             const __m512i code =
                 _mm512_and_si512(half ? _mm512_srli_epi16(both, 4) : both, nibble);
             const __m512i bits = _mm512_loadu_si512(low + 64 * half);
-            // 0xEC: sign ? bits : table, bit by bit; 0xE4 the other way round.
+            // 0xCA: sign ? bits : table, bit by bit; 0xAC the other way round.
             const __m512i top = _mm512_ternarylogic_epi64(
                 sign, bits, _mm512_shuffle_epi8(high, code), 0xCA);
             const __m512i bottom = _mm512_ternarylogic_epi64(
@@ -85,8 +82,6 @@ LMCACHE_VBMI std::size_t split_vbmi(const u8* src, u8* low, u8* codes, const u8*
         for (unsigned half = 0; half < 2; ++half) {
             const __m512i a = _mm512_loadu_si512(src + kBlock * half);
             const __m512i b = _mm512_loadu_si512(src + kBlock * half + 64);
-            _mm_prefetch(reinterpret_cast<const char*>(src) + kBlock * half + 2048, _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(src) + kBlock * half + 2112, _MM_HINT_T0);
             const __m512i value = _mm512_permutex2var_epi8(_mm512_slli_epi16(a, 1), odds,
                                                            _mm512_slli_epi16(b, 1));
             const __m512i top = _mm512_permutex2var_epi8(a, odds, b);

@@ -2,7 +2,7 @@
 //
 // A plane of n elements, n = 128 blocks + tail: u8 mode, 15 exponents, u32 escapes, 12 zeros; then n
 // bytes sign << 7 | mantissa; n/2 bytes of codes (element i of a block and element i + 64 share byte
-// i, the first in its low half; of a tail likewise with half its length); then room for n/128
+// i, the first in its low half; of a tail likewise with half its length); then room for n/256
 // exponents that have no code (code 15), in order. More of these: mode 0, the plane as it is.
 // Planes follow each other; zeros fill the last 512 bytes.
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr std::size_t kHead = 32, kBlock = 128, kAlign = 512;
 constexpr u8 kPlain = 0, kCoded = 1;
 
 std::size_t room_for_escapes(std::size_t n) {
-    return (n + 127) / 128;
+    return (n + 255) / 256;
 }
 
 std::size_t coded_bytes(std::size_t n) {
