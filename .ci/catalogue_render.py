@@ -140,6 +140,12 @@ def _commands(catalogue: Catalogue) -> str:
         for row in _plugins(catalogue)
         if row.name == "lmcache"
     ]
+    # A tier whose store is a server starts one for tests, the demo and benchmarks.
+    pairs += [
+        f"{package}.serving -> lmcache_core.testing.services"
+        for package, path in dict.fromkeys((row.package, row.path) for row in _plugins(catalogue))
+        if (ROOT / path / "src" / package / "serving.py").exists()
+    ]
     return "ignore_imports = [\n" + _listed(pairs) + "]\n" if pairs else ""
 
 
@@ -156,7 +162,7 @@ def _outside(catalogue: Catalogue) -> list[Row]:
 
 def _closed_core() -> list[str]:
     """Modules of the core that are not the plugins' business."""
-    open_to_all = ("spi", "ops", "__init__")
+    open_to_all = ("spi", "ops", "codecs", "__init__")
     found = (ROOT / "lmcache_core").iterdir()
     names = {path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()}
     return [f"lmcache_core.{name}" for name in sorted(names.difference(open_to_all))]

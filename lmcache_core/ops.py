@@ -363,6 +363,11 @@ def _choose() -> tuple[Any, str]:
         return Reference, f"python, because {reason}"
 
 
+def extra(name: str, /) -> Any:
+    """An operation beyond ``NAMES`` (codecs) of the native part; None where that is not installed."""
+    return getattr(_choose()[0], name, None)
+
+
 def implementation() -> str:
     """Which implementation runs, and why not the native one: for logs and ``lmcache doctor``."""
     return _choose()[1]

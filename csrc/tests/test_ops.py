@@ -125,6 +125,8 @@ def test_the_stub_says_what_the_module_offers() -> None:
     stub = Path(str(package.__file__)).with_name("ops.pyi").read_text()
     functions = {n for n in vars(ops) if not n.startswith("_") and callable(getattr(ops, n))}
     written = ast.parse(stub).body
-    assert {n.name for n in written if isinstance(n, ast.FunctionDef)} == functions
+    assert {n.name for n in written if isinstance(n, ast.FunctionDef | ast.ClassDef)} - {
+        "PlaneTable"
+    } == functions
     constants = {n.target.id for n in written if isinstance(n, ast.AnnAssign)}  # type: ignore[union-attr]
     assert constants == {n for n in vars(ops) if n.isupper()}
