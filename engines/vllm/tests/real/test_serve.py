@@ -1,0 +1,174 @@
+"""`vllm serve` as users start it, asked through the OpenAI client; the published lines as they stand.
+
+Added to each line is only what a CPU needs: float32, no compiler, a shorter context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from engine import ENVIRONMENT, Engine, daemon, free_port, tail, wait
+from judging import full, make_prompts
+
+VLLM = str(Path(sys.executable).with_name("vllm"))
+ON_A_CPU = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
+PROMPTS = [prompt for prompt in make_prompts(12, seed=4) if len(prompt) > 200][:6]
+TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers on ``port``."""
+
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def complete(self, prompt: Sequence[int]) -> list[int]:
+        """What the OpenAI client gets, back in ids."""
+        import openai
+
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none") as client:
+            model = client.models.list().data[0].id
+            done = client.completions.create(
+                model=model, prompt=list(prompt), max_tokens=TOKENS, temperature=0,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+        assert done.choices[0].finish_reason == "length"
+        return [int(word.removeprefix("t")) for word in done.choices[0].text.split()]
+
+    def metric(self, pattern: str) -> float:
+        """Sum of the samples at /metrics whose name and labels match."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
+
+    def external(self) -> int:
+        """Prompt tokens that came through the connector."""
+        source = 'vllm:prompt_tokens_by_source_total{.*source="external_kv_transfer"'
+        return int(self.metric(source))
+
+    def local(self) -> int:
+        """Prompt tokens that came from vLLM's own prefix cache."""
+        return int(self.metric('vllm:prompt_tokens_by_source_total{.*source="local_cache_hit"'))
+
+    def forget(self) -> None:
+        """Empty vLLM's own prefix cache."""
+        url = f"http://127.0.0.1:{self.port}/reset_prefix_cache"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST")):
+            pass
+
+
+@contextlib.contextmanager
+def serve(
+    model: Path, log: Path, *flags: str, command: Sequence[str] = (), env: dict[str, str] | None = None
+) -> Iterator[Served]:  # fmt: skip
+    """`vllm serve` on a free port, ended by SIGTERM as a service manager does."""
+    port = free_port()
+    words = [*command, VLLM, "serve", str(model), *flags, *ON_A_CPU, "--port", str(port)]
+    given = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | (env or {})
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD"):
+        given.pop(name, None)  # stock
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            words, stdout=out, stderr=out, env=given, start_new_session=True, cwd=log.parent
+        )
+    served = Served(port, log, process)
+    try:
+        wait(lambda: _healthy(served), 240, lambda: tail(log, 80))
+        yield served
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(served: Served) -> bool:
+    assert served.process.poll() is None, f"no start\n{tail(served.log, 80)}"
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def plain(model: Callable[[str], Path], folder: Path) -> list[list[int]]:
+    """What the engine says without a cache."""
+    options = {"enable_prefix_caching": False}
+    with Engine(model("llama"), folder / "plain.log", options=options) as engine:
+        return [answer.tokens for answer in engine.generate(PROMPTS, tokens=TOKENS)]
+
+
+def check_hits(served: Served, plain: list[list[int]]) -> None:
+    """Ask twice, vLLM's own cache emptied in between: equal answers, every full block from ours."""
+    assert [served.complete(prompt) for prompt in PROMPTS] == plain
+    served.forget()
+    before, local = served.external(), served.local()
+    assert [served.complete(prompt) for prompt in PROMPTS] == plain
+    hits, local = served.external() - before, served.local() - local
+    assert hits > local
+    assert hits + local == sum(full(len(prompt)) for prompt in PROMPTS)
+
+
+def test_the_published_line_of_the_name_in_the_process(
+    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+) -> None:
+    """`LMCACHE_CHUNK_SIZE=8 vllm serve MODEL --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1",...`"""
+    line = ["--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}']
+    runtime = folder / "private"
+    env = {"LMCACHE_CHUNK_SIZE": "8", "LMCACHE_RUNTIME_DIR": str(runtime), "LMCACHE_MAX_LOCAL_CPU_SIZE": "0.3"}  # fmt: skip
+    log = folder / "v1.log"
+    with serve(model("llama"), log, *line, env=env) as served:
+        check_hits(served, plain)
+    written = log.read_text(errors="replace")
+    assert written.count("chunk size 8 is rounded up to 128") == 1
+    assert "Stored" in written
+    assert "Retrieved" in written
+
+
+def test_the_published_lines_of_the_shared_daemon(
+    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+) -> None:
+    """`lmcache server --chunk-size 16`, then `vllm serve` with LMCacheMPConnector and its host and port."""
+    with daemon(folder / "daemon", "--chunk-size", "16") as running:
+        transfer = json.dumps(running.connector)
+        flags = ["--kv-transfer-config", transfer]
+        with serve(model("llama"), folder / "mp.log", *flags, env=running.env) as served:
+            check_hits(served, plain)
+
+
+def test_the_offloading_flags_start_a_private_daemon_of_that_size(
+    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+) -> None:
+    """`--kv-offloading-backend lmcache --kv-offloading-size 0.25`, here as arguments of ``LLM``."""
+    options = {"kv_offloading_backend": "lmcache", "kv_offloading_size": 0.25}
+    env = {"LMCACHE_RUNTIME_DIR": str(folder / "offload"), "LMCACHE_CHUNK_SIZE": "128"}
+    with Engine(model("llama"), folder / "offload.log", env=env, options=options) as engine:
+        for _ in range(2):
+            answers = engine.generate(PROMPTS, tokens=TOKENS, one_by_one=True)
+            assert [answer.tokens for answer in answers] == plain
+            assert engine.call("reset_prefix_cache")
+        assert [answer.cached for answer in answers] == [full(len(p)) for p in PROMPTS]
+        assert engine.call("external") > 0
+        (path,) = (folder / "offload").glob("*.sock")
+        command = [sys.executable, "-m", "lmcache_core", "describe", "--json"]
+        asked = subprocess.run(
+            [*command, "--daemon", f"unix://{path}"], capture_output=True, check=True
+        )
+    assert json.loads(asked.stdout)["memory"]["capacity"] == 256 << 20
