@@ -23,7 +23,12 @@ from lmcache_server.client.tokens import prompt, read_ids
 from lmcache_server.client.watching import following
 
 Address = Annotated[
-    str, typer.Option("--daemon", envvar="LMCACHE_DAEMON", help="HOST:PORT or unix:///PATH.")
+    str,
+    typer.Option(
+        "--daemon",
+        envvar="LMCACHE_DAEMON",
+        help="HOST:PORT, unix:///PATH, or tls://HOST:PORT?ca=FILE.",
+    ),
 ]
 TokenFile = Annotated[
     str | None, typer.Option(help="The daemon's token, where its socket is out of reach.")
