@@ -18,7 +18,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from engines.transformers.tests.tiny import make_model
-from lmcache_core.spi import ConfigError
+from lmcache_core.spi import ConfigError, Unsupported
+from lmcache_core.testing.services import need_service
 
 TEXT = " ".join(f"w{number % 90}" for number in range(150))
 
@@ -36,12 +37,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bf16"])
-def test_the_whole_demo_finds_every_full_chunk(folder: Path, tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tier"), [("float32", "disk"), ("bf16", "disk"), ("float32", "redis")]
+)
+def test_the_whole_demo_finds_every_full_chunk(
+    folder: Path, tmp_path: Path, dtype: str, tier: str
+) -> None:
+    try:
+        settings = settings_for(tier, "", 16, tmp_path)
+    except Unsupported as error:
+        need_service(tier, str(error), start=f"lmcache demo --tier {tier}")
     report = measure(
         folder,
         dtype=dtype,
-        settings=settings_for("disk", "", 16, tmp_path),
+        settings=settings,
         text=TEXT,
         questions=["w1 w2", "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16"],
     )
@@ -52,7 +61,7 @@ def test_the_whole_demo_finds_every_full_chunk(folder: Path, tmp_path: Path, dty
     if dtype == "float32":
         assert all(row.equal for row in report.rows)
     found = report.hits["restart"]
-    assert found["disk"] > 0
+    assert found[tier] > 0
     assert sum(found.values()) == sum(row.reused_restart for row in report.rows) // 16
     json.dumps(report.rows, default=str)
 

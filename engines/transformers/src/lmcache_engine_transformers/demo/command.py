@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -77,7 +77,12 @@ def main(
     model: Annotated[Path | None, typer.Option(help="Folder of another causal LM.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bf16 or fp16.")] = "float32",
     serde: Annotated[str, typer.Option(help="Encodings of the lower tier, by commas.")] = "",
-    tier: Annotated[str, typer.Option(help="Lower tier: a name, or PLUGIN: {OPTIONS}.")] = "disk",
+    tier: Annotated[
+        str,
+        typer.Option(
+            help="Lower tier: a name (a server it needs is started), or PLUGIN: {OPTIONS}."
+        ),
+    ] = "disk",
     document: Annotated[Path | None, typer.Option(help="Text to ask about.")] = None,
     chunk: Annotated[int, typer.Option(help="Tokens per chunk.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -119,13 +124,12 @@ def settings_for(tier: str, serde: str, chunk: int, place: Path, /) -> dict[str,
 
     Raises:
         ConfigError: ``tier`` is neither a name nor one mapping.
+        PluginError: no such tier.
+        Unsupported: the tier has neither a folder nor a server that it can start by itself.
     """
     written = yaml.safe_load(tier)
     if isinstance(written, str):
-        kept = place / "tier"
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir(parents=True)
-        written = {written: {"path": str(kept), "size": "4GiB"}}
+        written = {written: _empty(written, place)}
     if not (isinstance(written, dict) and len(written) == 1):
         raise ConfigError(f"--tier takes a name or one 'PLUGIN: {{OPTIONS}}', not {tier!r}")
     ((plugin, options),) = written.items()
@@ -138,6 +142,21 @@ def settings_for(tier: str, serde: str, chunk: int, place: Path, /) -> dict[str,
         "tiers": [{"cpu": {"size": CPU_SIZE}}, {plugin: lower}],
         "manager": {"cost_gate": False, "dirty_cap": 0.9},
     }
+
+
+def _empty(plugin: str, place: Path) -> dict[str, Any]:
+    """Options of a tier with nothing in it: in a new folder, or in a server that ends with this process."""
+    from lmcache_core.config import permissions
+
+    found = permissions().load("backends", plugin)
+    if any(field.name == "path" for field in fields(found.config_type)):
+        kept = place / "tier"
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        return {"path": str(kept), "size": "4GiB"}
+    config = found.testing_config()
+    written = ((field, getattr(config, field.name)) for field in fields(config))
+    return {field.name: value for field, value in written if value != field.default}
 
 
 def measure(
