@@ -130,7 +130,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "mooncakestore": ("mooncake", "url"),
     "s3": ("s3", "url"),
     "gs": ("gs", "url"),
-    "azure": ("az", "url"),
+    **dict.fromkeys(("az", "azure"), ("az", "url")),
     "bigtable": ("bigtable", "url"),
     "fs": ("fs", "path"),
     "hf3fs": ("hf3fs", "path"),
