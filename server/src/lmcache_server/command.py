@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from lmcache_core.memory.arena import Access
 from lmcache_core.memory.limits import text
 from lmcache_core.spi import ConfigError, Secret
 from lmcache_core.wire.address import DEFAULT_PORT, runtime_folder, socket_path
+from lmcache_server import service
 from lmcache_server.daemon import Daemon, Options
 from lmcache_server.flags import FLAGS, Effect
 
@@ -65,7 +67,7 @@ def main(context: typer.Context) -> int:
             from lmcache_server.http.command import beside as start
 
             beside.append(start(options.path, host=given.http_host, port=http_port))
-        _notify("READY=1")
+        service.tell(service.READY)
         if report is not None:
             os.write(report, b"+")
             os.close(report)
@@ -160,6 +162,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _options(given: argparse.Namespace) -> Options:
     port = _number("--port", given.port, 0 if given.private else DEFAULT_PORT)
+    sockets = service.passed()
+    paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
+    if len(paths) > 1 or (paths and given.socket not in (None, *paths)):
+        raise ConfigError(f"clients find one unix socket, not {', '.join([*paths, given.socket])}")
     if given.arena_mode not in (None, *_MODES):
         raise ConfigError(f"--arena-mode is {' or '.join(_MODES)}, not {given.arena_mode!r}")
     token = os.environ.get("LMCACHE_SERVER_TOKEN", "")
@@ -172,7 +178,8 @@ def _options(given: argparse.Namespace) -> Options:
     if not token and host not in ("localhost", "127.0.0.1", "::1"):
         raise ConfigError(f"--host {host} is not this machine alone: it needs --token-file")
     return Options(
-        path=given.socket or socket_path(runtime_folder(), f"port-{port}"),
+        path=paths[0] if paths else given.socket or socket_path(runtime_folder(), f"port-{port}"),
+        sockets=sockets,
         host=host,
         port=port,
         token=Secret(token),
@@ -214,16 +221,6 @@ def _banner(daemon: Daemon) -> None:
         remark(
             f"tier {tier.name}: {tier.config.plugin}{size}{', ' + wrapped if wrapped else ''}, {state}"
         )
-
-
-def _notify(state: str) -> None:
-    """Tell a service manager (sd_notify)."""
-    import socket
-
-    path = os.environ.get("NOTIFY_SOCKET")
-    if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)
 
 
 def _daemonize(log_file: str | None) -> int:

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +29,12 @@ from lmcache_core.spi import ConfigError, Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies, tls
+from lmcache_server import service
 from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
-from lmcache_server.listening import claim, listen_tcp, listen_unix
+from lmcache_server.listening import claim, listen
 from lmcache_server.pins import Pins
 from lmcache_server.session import Session, Sessions
 from lmcache_server.turns import Turns, steady
@@ -55,6 +56,7 @@ class Options:
         host, port: TCP; port 0 listens on none.
         token: for TCP; without one TCP serves the hello only.
         certificate, key: files (PEM) for TLS on TCP; without them it is plain.
+        sockets: listening ones that a service manager has passed, in place of those above.
         access: who may write into memory besides the daemon.
         overcommit: take more memory than the machine has.
         grace: seconds after its last client at which a private daemon ends; None for a public one.
@@ -67,6 +69,7 @@ class Options:
     token: Secret = Secret("")
     certificate: str = ""
     key: str = ""
+    sockets: Sequence[socket.socket] = ()
     access: Access = Access.OWNER
     overcommit: bool = False
     grace: float | None = None
@@ -126,29 +129,27 @@ class Daemon:
     async def _run(self) -> Shutdown:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        config, metrics = self.effective.config, Metrics()
+        config, metrics, options = self.effective.config, Metrics(), self.options
         registry = self.effective.registry
         observers = [
             (choice.name, registry.load("observers", choice.name)(choice.options))
             for choice in config.observers
         ]
         events = Emitter(observers, metrics, log=self.log)
-        lock = claim(self.options.path)
+        lock = claim(options.path)
         try:
             self.builder = Builder(
                 config, registry, metrics, lambda name: default_context(name, events)
             )
-            self.builder.access = self.options.access
-            self.builder.overcommit = self.options.overcommit
+            self.builder.access = options.access
+            self.builder.overcommit = options.overcommit
             self.manager = await self.builder.build()
             self.sessions = Sessions(self.manager, self._session_over)
             self.engines = Engines(self.manager, self.log.info)
             self.pins = Pins(self.manager, self.now)
             self._warm_up()
-            if self.options.port:
-                for each in listen_tcp(self.options.host, self.options.port):
-                    self._serve(each, local=False)
-            self._serve(listen_unix(self.options.path), local=True)
+            for each in listen(options.path, options.host, options.port, options.sockets):
+                self._serve(each)
         except BaseException:
             os.close(lock)
             raise
@@ -156,8 +157,9 @@ class Daemon:
             (signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload),
         ):  # fmt: skip
             self.loop.add_signal_handler(number, call)
-        if self.options.grace is not None:
-            self.work(self._end_when_idle(self.options.grace))
+        if options.grace is not None:
+            self.work(self._end_when_idle(options.grace))
+        self.work(service.beat())
         self._ready(self)
         self.turns.begin()
         await self._stopping.wait()
@@ -288,9 +290,10 @@ class Daemon:
 
     # -- sockets -------------------------------------------------------------------------------------------
 
-    def _serve(self, listener: socket.socket, *, local: bool) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listeners.append(listener)
+        local = listener.family == socket.AF_UNIX
         self.loop.add_reader(listener.fileno(), self._accept, listener, local)
 
     def _accept(self, listener: socket.socket, local: bool) -> None:
@@ -306,10 +309,12 @@ class Daemon:
 
     def reload(self) -> None:
         """``take_over`` for SIGHUP, which nobody can answer."""
+        service.tell(service.reloading())
         try:
             self.take_over()
         except LMCacheError as error:
             self.log.error("configuration not reloaded: %s", error)
+        service.tell(service.READY)
 
     def take_over(self) -> None:
         """Read the configuration again and do what may change live.
@@ -358,11 +363,13 @@ class Daemon:
 
     async def _end(self) -> Shutdown:
         """Drain, flush, close, in time."""
+        service.tell(service.STOPPING)
         for listener in self._listeners:
             self.loop.remove_reader(listener.fileno())
             listener.close()
-        with suppress(OSError):
-            os.unlink(self.options.path)
+        if not any(sock.family == socket.AF_UNIX for sock in self.options.sockets):
+            with suppress(OSError):
+                os.unlink(self.options.path)
         self.manager.freeze()
         self.pins.unpin([])
         for link in list(self.connections):

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 
 from lmcache_core.spi import ConfigError
@@ -34,12 +35,30 @@ def claim(path: str, /) -> int:
     return lock
 
 
-def listen_unix(path: str, /) -> socket.socket:
-    """A socket that only this user can reach.
+def listen(
+    path: str, host: str, port: int, passed: Sequence[socket.socket], /
+) -> list[socket.socket]:
+    """Listen where clients look: on a unix socket, and on TCP unless the port is 0.
+
+    Args:
+        passed: sockets to be used in place of those of their family.
 
     Raises:
-        ConfigError: it cannot be made there.
+        ConfigError: not possible there.
     """
+    for sock in passed:
+        sock.listen(
+            _BACKLOG
+        )  # anew: from now on it is this user who answers, as clients want to see
+    local = [sock for sock in passed if sock.family == socket.AF_UNIX]
+    tcp = [sock for sock in passed if sock.family != socket.AF_UNIX]
+    if not tcp and port:
+        tcp = _listen_tcp(host, port)
+    return [*tcp, *(local or [_listen_unix(path)])]
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A socket that only this user can reach."""
     listener = socket.socket(socket.AF_UNIX)
     umask = os.umask(0o177)
     try:
@@ -55,12 +74,8 @@ def listen_unix(path: str, /) -> socket.socket:
     return listener
 
 
-def listen_tcp(host: str, port: int, /) -> list[socket.socket]:
-    """Listen on every address of a host.
-
-    Raises:
-        ConfigError: it has none here, or the port is taken.
-    """
+def _listen_tcp(host: str, port: int) -> list[socket.socket]:
+    """One socket for every address of a host."""
     found: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
