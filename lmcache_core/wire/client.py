@@ -176,13 +176,17 @@ class DaemonClient(Connections):
     def adopt(self, handle: Handle, /) -> RemoteLeases | None:
         """Leases that were dispatched to this rank; None when they lie in memory that is not mapped here."""
         boot, grant, keys, words, identities = handle
-        home = self.home
-        if home is None or home.boot != boot:
+        # Memory of a daemon that is gone stays mapped, and is nobody else's any more.
+        lives = (self.home, self._previous)
+        home = next((each for each in lives if each is not None and each.boot == boot), None)
+        if home is None:
             return None
-        if not home.knows(words):
+        if home is self.home and not home.knows(words):
             with suppress(BackendError), self.link(self._until(None)) as (link, _):
                 self.fetch(link, home, self._until(None))
         if not home.knows(words):
+            with home.lock:
+                home.ended.append(grant)
             return None
         with home.lock:
             home.held.add(grant)

@@ -139,3 +139,20 @@ def test_engine_is_forgotten_with_its_ranks(daemon, ranks):
     assert "short" in describe(ranks[1])["engines"]
     ranks[0].close()
     wait_for(lambda: "short" not in describe(ranks[1])["engines"], 2)
+
+
+def test_dispatched_leases_are_read_after_the_daemon_has_gone(tmp_path):
+    with Daemon(tmp_path, "--arena-mode", "shared-rw") as daemon:
+        rank, scheduler = daemon.client(), daemon.client()
+        register(rank, 0, ranks=1)
+        (plain,) = rank.reserve([(key(10), WHOLE)], None)
+        plain.view[:] = b"x" * WHOLE
+        assert rank.commit_batch([plain], [bytes(16)]) == [True]
+        handle = scheduler.dispatch("e", scheduler.load([key(10)], None).leases)
+        daemon.kill()
+        wait_for(lambda: rank.home is None)
+        (lease,) = rank.adopt(handle)
+        assert lease.current and bytes(lease.view) == b"x" * WHOLE
+        assert rank.adopt((b"another boot", *handle[1:])) is None
+        rank.close()
+        scheduler.close()

@@ -222,4 +222,6 @@ class Halves:
     def close(self) -> None:
         """Part from the daemon; idempotent."""
         self.off = True
+        if self.scheduler is not None:
+            self.scheduler.close()
         self.cache.close()

@@ -145,8 +145,7 @@ class Scheduler:
         """
         self._epoch = os.urandom(16)
         self._boot = self._space = self._root = b""
-        for id in list(self.states):
-            self.finished(id)
+        self.close()
         return True
 
     # -- a step ----------------------------------------------------------------------------------------------
@@ -169,7 +168,13 @@ class Scheduler:
             asked = self.states.get(id)
             if asked is not None and asked.plan is not None:
                 step.loads.append(self._load(asked, None, self._tables(out, id)))
+        self.close()
         return step
+
+    def close(self) -> None:
+        """Let everything go."""
+        for id in list(self.states):
+            self.finished(id)
 
     def _advance(self, step: Step, out: Any, id: str, computed: int) -> None:
         asked = self.states.get(id)

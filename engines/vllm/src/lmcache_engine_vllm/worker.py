@@ -107,6 +107,8 @@ class Worker:
     def fail(self) -> None:
         """Report everything that this step should have loaded and has not."""
         for load in self.step.loads:
+            leases = self.client.adopt(load.handle) if load.handle is not None else None
+            self.client.release(leases or ())
             self._finish(load, self._lost(load, load.first))
         self.step.loads.clear()
         self.step.stores.clear()

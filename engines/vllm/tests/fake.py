@@ -1,0 +1,435 @@
+"""An engine without a model: vLLM's scheduler as far as a connector sees it, and a forward pass that knows the truth.
+
+The KV of a position is a digest of all tokens up to it. A pass that reads anything else writes poison, and every
+sampled token comes from a context that was looked at byte by byte: wrong bytes cannot stay unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+from lmcache_engine_vllm import halves
+
+BLOCK = 4
+CHUNK = 8
+LAYERS = 2
+CELL = 16
+NAMES = itertools.count()
+
+
+def truths(tokens, salt=""):
+    """The only right KV: per position, per layer."""
+    found, state = [], salt.encode()
+    for token in tokens:
+        state = hashlib.blake2b(state + b"%d" % token, digest_size=CELL).digest()
+        found.append([bytes(byte ^ layer for byte in state) for layer in range(LAYERS)])
+    return found
+
+
+def next_token(tokens):
+    return int.from_bytes(hashlib.blake2b(str(tokens).encode(), digest_size=2).digest()) % 50
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+@dataclass
+class Request:
+    """As much of vLLM's as is read."""
+
+    request_id: str
+    all_token_ids: list
+    most: int
+    cache_salt: str = ""
+    kv_transfer_params: dict | None = None
+    prompt_embeds: object = None
+    mm_features: tuple = ()
+    lora_request: object = None
+    num_computed_tokens: int = 0
+    state: str = "waiting"
+    table: list = field(default_factory=list)
+    prompt: int = 0
+    flying: int = 0
+    stale: int = 0
+    placeholders: int = 0
+    waits: int = 0
+    served: int | None = None
+    loading: bool = False
+
+    def __post_init__(self):
+        self.prompt = len(self.all_token_ids)
+        self.whole = list(self.all_token_ids)
+        while len(self.whole) < self.prompt + self.most:
+            self.whole.append(next_token(self.whole))
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+    @property
+    def over(self):
+        return self.num_tokens >= self.prompt + self.most
+
+
+class Pool:
+    """Blocks with reference counts and a prefix cache, least recently freed first."""
+
+    def __init__(self, count):
+        self.free = deque(range(1, count))  # block 0 is the null block
+        self.refs = [0] * count
+        self.names = {}
+        self.by_name = {}
+
+    def take(self, count):
+        if count > len(self.free):
+            return None
+        found = [self.free.popleft() for _ in range(count)]
+        for block in found:
+            self.forget(block)
+            self.refs[block] = 1
+        return found
+
+    def forget(self, block):
+        name = self.names.pop(block, None)
+        if name is not None and self.by_name.get(name) == block:
+            del self.by_name[name]
+
+    def touch(self, block):
+        if not self.refs[block]:
+            self.free.remove(block)
+        self.refs[block] += 1
+
+    def give(self, blocks):
+        for block in reversed(blocks):
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                self.free.append(block)
+
+    def name(self, block, name):
+        if block not in self.names and name not in self.by_name:
+            self.names[block], self.by_name[name] = name, block
+
+    def reset(self):
+        self.names.clear()
+        self.by_name.clear()
+
+
+def config(daemon, *, rank=0, tensor=1, engine=None, model="m", role="kv_both", **extra):
+    """A stand-in for ``VllmConfig``."""
+    known = {"lmcache.daemon.socket": daemon.path, "lmcache.chunk_size": CHUNK}
+    transfer = SimpleNamespace(
+        kv_connector_extra_config=known | {f"lmcache.{k}": v for k, v in extra.items()},
+        engine_id=engine or f"engine-{next(NAMES)}",
+        kv_role=role,
+        is_kv_consumer=role in ("kv_both", "kv_consumer"),
+        is_kv_producer=role in ("kv_both", "kv_producer"),
+        kv_load_failure_policy="fail",
+    )
+    hf = SimpleNamespace(architectures=[model], name=model)
+    return SimpleNamespace(
+        kv_transfer_config=transfer,
+        cache_config=SimpleNamespace(cache_dtype="auto", kv_offloading_size=None),
+        parallel_config=SimpleNamespace(
+            world_size=tensor, tensor_parallel_size=tensor, pipeline_parallel_size=1, rank=rank
+        ),
+        model_config=SimpleNamespace(
+            hf_config=hf, dtype="float32", model="/none", max_model_len=4096, use_mla=False
+        ),
+        load_config=SimpleNamespace(load_format="dummy"),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+
+
+def cache_config(blocks):
+    spec = FullAttentionSpec(block_size=BLOCK)
+    names = [f"model.layers.{n}.attn" for n in range(LAYERS)]
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=names)
+    return SimpleNamespace(kv_cache_groups=[group], num_blocks=blocks, kv_tp_replicas=1)
+
+
+class Engine:
+    """One engine on a daemon.
+
+    Args:
+        depth: steps scheduled before the output of the first is looked at.
+        budget: tokens per step.
+    """
+
+    def __init__(self, daemon, *, blocks=24, budget=16, depth=1, salt="", **how):
+        given = config(daemon, **how)
+        self.given = given
+        self.cache = cache_config(blocks)
+        shape = (blocks, 1, BLOCK, CELL)
+        self.memory = {
+            name: torch.full(shape, 0xA5, dtype=torch.uint8)
+            for name in self.cache.kv_cache_groups[0].layer_names
+        }
+        self.arrays = [tensor.numpy() for tensor in self.memory.values()]
+        self.worker = halves.Halves(given, self.cache, False, shared=False)
+        self.worker.register_kv_caches(self.memory)
+        self.scheduler = halves.Halves(given, self.cache, True, shared=False)
+        self.pool = Pool(blocks)
+        self.budget, self.depth, self.salt = budget, depth, salt
+        self.requests, self.waiting, self.running = {}, deque(), []
+        self.queue = deque()
+        self.over = set()
+        self.outputs = {}
+        self.recomputed = self.external = 0
+
+    def close(self):
+        for half in (self.worker, self.scheduler):
+            half.close()
+
+    # -- what a test does ------------------------------------------------------------------------------------
+
+    def add(self, tokens, most=1, **how):
+        id = f"r{next(NAMES)}"
+        self.requests[id] = Request(id, list(tokens), most, **how)
+        self.waiting.append(id)
+        return id
+
+    def abort(self, id):
+        request = self.requests.get(id)
+        if request is not None:
+            if id in self.waiting:
+                self.waiting.remove(id)
+            if id in self.running:
+                self.running.remove(id)
+            self._free(request)
+
+    def run(self, most=400):
+        """Step until everything is finished."""
+        for _ in range(most):
+            if not self.requests and not self.queue:
+                return
+            self.step()
+        raise AssertionError(f"{len(self.requests)} requests never finish: {self.requests}")
+
+    def step(self):
+        self.queue.append(self.schedule())
+        if len(self.queue) >= self.depth or not self.queue[-1].num_scheduled_tokens:
+            self.update(self.queue.popleft())
+
+    def reset(self, salt):
+        """New weights, as a training loop sets them: everything is preempted, both caches are emptied."""
+        while self.queue:
+            self.update(self.queue.popleft())
+        while self.running:
+            self._preempt(self.running.pop())
+        self.pool.reset()
+        assert self.scheduler.reset() is not False
+        self.salt = salt
+
+    # -- scheduler -------------------------------------------------------------------------------------------
+
+    def schedule(self):
+        scheduled, left = {}, self.budget
+        before = {}
+        for id in list(self.running):
+            request = self.requests[id]
+            if id not in self.running:
+                continue
+            have = request.num_tokens + request.placeholders
+            new = min(have - request.num_computed_tokens, left)
+            if new <= 0 or request.num_computed_tokens + 1 > len(request.whole):
+                continue
+            while not self._grow(request, request.num_computed_tokens + new):
+                victim = self.running.pop()
+                self._preempt(victim)
+                left += scheduled.pop(victim, 0)
+                if victim == id:
+                    break
+            if id not in self.running:
+                break
+            scheduled[id], before[id] = new, request.num_computed_tokens
+            left -= new
+        fresh, resumed = [], []
+        for id in list(self.waiting):
+            if left <= 0:
+                break
+            request = self.requests[id]
+            local = self._local(request)
+            external, _ = self.scheduler.matched(request, len(local) * BLOCK)
+            again, _ = self.scheduler.matched(request, len(local) * BLOCK)
+            assert again == external, "asked again, another answer"
+            if external is None:
+                continue
+            assert external % BLOCK == 0
+            known = len(local) * BLOCK + external
+            assert known < request.num_tokens
+            new = min(request.num_tokens - known, left)
+            for block in local:
+                self.pool.touch(block)
+            request.table = list(local)
+            if not self._grow(request, known + new):
+                self.pool.give(request.table)
+                request.table = []
+                break
+            self.waiting.remove(id)
+            self.scheduler.allocated(request, external)
+            self.external += external
+            request.num_computed_tokens = known
+            if request.served is None:
+                request.served = known
+            (resumed if request.state == "preempted" else fresh).append(id)
+            request.state = "running"
+            self.running.append(id)
+            scheduled[id], before[id] = new, known
+            left -= new
+        for id, new in scheduled.items():
+            request = self.requests[id]
+            for at in range((before[id] + new) // BLOCK):
+                name = str((self.salt, request.cache_salt, request.whole[: (at + 1) * BLOCK]))
+                if (at + 1) * BLOCK <= request.num_tokens:
+                    self.pool.name(request.table[at], name)
+        over, self.over = self.over, set()
+        out = SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=id, num_computed_tokens=before[id]) for id in fresh
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[id for id in scheduled if id not in fresh],
+                num_computed_tokens=[before[id] for id in scheduled if id not in fresh],
+            ),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda id: (self.requests[id].table,) if id in scheduled else None
+            ),
+            finished_req_ids=over,
+        )
+        step = self.scheduler.build(out)
+        out.kv_connector_block_state = None
+        out.before = before
+        out.tables = {id: list(self.requests[id].table) for id in scheduled}
+        out.asked = {id: self.requests[id] for id in scheduled}
+        out.salt = self.salt
+        self.execute(out, step)
+        for id, new in scheduled.items():
+            request = self.requests[id]
+            request.num_computed_tokens += new
+            request.flying += new
+            if request.num_computed_tokens >= request.num_tokens + request.placeholders:
+                request.placeholders += 1
+        return out
+
+    def _local(self, request):
+        found = []
+        for at in range((request.num_tokens - 1) // BLOCK):
+            name = str((self.salt, request.cache_salt, request.whole[: (at + 1) * BLOCK]))
+            block = self.pool.by_name.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _grow(self, request, tokens):
+        need = -(-tokens // BLOCK) - len(request.table)
+        found = self.pool.take(max(0, need))
+        if found is None:
+            return False
+        request.table += found
+        return True
+
+    def _preempt(self, id):
+        request = self.requests[id]
+        self.pool.give(request.table)
+        request.table, request.num_computed_tokens = [], 0
+        request.stale += request.flying
+        request.flying = request.placeholders = 0
+        request.state = "preempted"
+        self.waiting.appendleft(id)
+
+    def _free(self, request):
+        self.requests.pop(request.request_id)
+        assert self.scheduler.finished(request) == (False, None)
+        self.pool.give(request.table)
+        self.over.add(request.request_id)
+
+    # -- worker ----------------------------------------------------------------------------------------------
+
+    def execute(self, out, step):
+        self.worker.begin(step)
+        self.worker.load()
+        out.right = {}
+        order = sorted(out.num_scheduled_tokens, key=lambda id: out.before[id])
+        for id in order:
+            request, table, begin = out.asked[id], out.tables[id], out.before[id]
+            kv = truths(request.whole, out.salt + request.cache_salt)
+            good = out.right[id] = self.right(kv, table, begin)
+            for position in range(begin, begin + out.num_scheduled_tokens[id]):
+                for layer, memory in enumerate(self.arrays):
+                    cell = kv[position][layer] if good else b"\xbd" * CELL
+                    memory[table[position // BLOCK], 0, position % BLOCK] = list(cell)
+        self.worker.save()
+        self.worker.get_finished(out.finished_req_ids)
+        out.failed = self.worker.failures()
+
+    def right(self, kv, table, upto):
+        """Whether all positions before ``upto`` hold the truth."""
+        return all(
+            memory[table[at // BLOCK], 0, at % BLOCK].tobytes() == kv[at][layer]
+            for layer, memory in enumerate(self.arrays)
+            for at in range(upto)
+        )
+
+    # -- output ----------------------------------------------------------------------------------------------
+
+    def update(self, out):
+        affected = self._invalid(out) if out.failed else set()
+        for id, new in out.num_scheduled_tokens.items():
+            request = self.requests.get(id)
+            if request is None or request is not out.asked[id]:
+                continue
+            if request.stale:
+                request.stale -= min(new, request.stale)
+                continue  # its tokens are computed again
+            request.flying -= new
+            if id in affected:
+                continue
+            computed = out.before[id] + new
+            if computed >= request.num_tokens and id in self.running:
+                assert out.right[id], f"{id} sampled from wrong bytes"
+                request.all_token_ids.append(request.whole[request.num_tokens])
+                request.placeholders = max(0, request.placeholders - 1)
+                if request.over:
+                    self.running.remove(id)
+                    self.outputs[id] = list(request.all_token_ids)
+                    self._free(request)
+
+    def _invalid(self, out):
+        """As vLLM rewinds requests whose blocks could not be loaded (policy recompute)."""
+        affected, marked = set(), set()
+        for id in self.running:
+            request = self.requests[id]
+            base = request.num_computed_tokens - request.flying
+            rewound = hit = False
+            for at, block in zip(range(-(-base // BLOCK)), request.table, strict=False):
+                if block not in out.failed:
+                    continue
+                hit = True
+                if block in marked:
+                    continue
+                marked.add(block)
+                if rewound:
+                    continue
+                rewound = True
+                request.num_computed_tokens = at * BLOCK
+            if hit:
+                if not rewound:
+                    request.num_computed_tokens = base
+                affected.add(id)
+                request.stale += request.flying - out.num_scheduled_tokens.get(id, 0)
+                request.flying = out.num_scheduled_tokens.get(id, 0)
+                request.placeholders = 0
+                self.recomputed += 1
+        return affected

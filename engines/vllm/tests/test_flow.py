@@ -1,0 +1,302 @@
+"""One request after another: hits, misses, chunks, preemption, failures."""
+
+import itertools
+
+import pytest
+
+from engines.vllm.tests.fake import CHUNK, Engine, next_token
+from lmcache_core.identity import Chain
+from lmcache_core.spi import Key
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.client import DaemonClient
+from tests.wire.daemons import describe, wait_for
+
+MODELS = (f"model-{n}" for n in itertools.count())
+PROMPT = list(range(100, 141))
+
+
+@pytest.fixture
+def model():
+    return next(MODELS)
+
+
+@pytest.fixture
+def make(daemon, model):
+    made = []
+
+    def make(**how):
+        made.append(Engine(daemon, **{"model": model} | how))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def served(engine, tokens, most=2, **how):
+    """Run one request; tokens it did not have to compute."""
+    id = engine.add(tokens, most, **how)
+    request = engine.requests[id]
+    engine.run()
+    expected = list(tokens)
+    for _ in range(most):
+        expected.append(next_token(expected))
+    assert engine.outputs[id] == expected
+    return request.served
+
+
+def test_second_request_is_served_from_the_cache(make):
+    engine = make()
+    assert served(engine, PROMPT) == 0
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.external == 40
+
+
+def test_restarted_engine_is_served_every_full_chunk(make):
+    assert served(make(), PROMPT) == 0
+    assert served(make(), PROMPT) == 40
+
+
+def test_two_engines_share_one_daemon(make):
+    first, second = make(), make()
+    assert served(first, PROMPT[:24]) == 0
+    assert served(second, PROMPT) == 24
+    first.pool.reset()
+    assert served(first, PROMPT) == 40
+
+
+def test_engines_prefix_cache_counts_first(make):
+    engine = make(budget=64)
+    served(engine, PROMPT)
+    assert served(engine, PROMPT[:20] + [7] * 20) == 20
+    assert engine.external == 0
+
+
+def test_load_begins_inside_a_chunk(make):
+    served(make(), PROMPT)
+    engine = make(blocks=40)
+    served(engine, PROMPT[:14], skip := 1)
+    assert skip and engine.external == 8
+    assert served(engine, [*PROMPT[:13], 7]) == 12  # its own, half a chunk
+    engine.external = 0
+    assert served(engine, PROMPT) == 40
+    assert engine.external == 40 - 12
+
+
+def test_a_full_hit_leaves_one_block_to_compute(make):
+    served(make(), PROMPT[:40])
+    assert served(make(), PROMPT[:40]) == 36
+
+
+def test_what_the_engine_had_by_itself_is_kept_too(make, daemon):
+    engine = make(budget=64)
+    served(engine, PROMPT[:24])
+    forget(daemon)
+    served(engine, PROMPT)
+    assert served(make(), PROMPT) == 40
+
+
+def lose_leases(planted, engine):
+    """From now on the worker finds none of what was dispatched to it."""
+    client = engine.worker.client
+    adopt = client.adopt
+    planted.setattr(client, "adopt", lambda handle: client.release(adopt(handle)))
+
+
+def forget(daemon):
+    client = daemon.client()
+    client.ask(replies.Count, lambda id: records.Clear(id, 5.0))
+    client.close()
+
+
+def test_preempted_requests_come_back_from_the_cache(make):
+    engine = make(blocks=16, budget=64)
+    ids = [engine.add([n] * 20, 12) for n in range(3)]
+    engine.run()
+    assert all(len(engine.outputs[id]) == 32 for id in ids)
+    assert engine.external > 0
+
+
+def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine)
+        assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+
+
+def test_nothing_that_rests_on_a_failed_load_is_kept(make, monkeypatch):
+    """A second request reads the failed blocks in the same step; its chunks must not be kept."""
+    served(make(), PROMPT[:24])
+    engine = make(budget=200, blocks=60)
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine)
+        first, second = engine.add(PROMPT), engine.add(PROMPT[:24] + [9] * 16)
+        engine.run()
+    assert {first, second} == engine.outputs.keys()
+    other = make()
+    served(other, PROMPT)
+    served(other, PROMPT[:24] + [9] * 16)
+    assert other.recomputed == 0
+
+
+def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
+    engine = make(verify_hot="always")
+    served(engine, PROMPT)
+    leases = engine.scheduler.client.load(_keys(engine), None).leases
+    leases.home.view(leases[2].extent)[-1] ^= 1
+    engine.scheduler.client.release(leases)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+
+
+def _keys(engine):
+    scheduler = engine.scheduler.scheduler
+    chain = Chain(scheduler._root, CHUNK)
+    return [Key(scheduler._space, digest) for digest in chain.extend(PROMPT)]
+
+
+def test_changed_weights_find_nothing_of_the_old_ones(make):
+    engine = make()
+    assert served(engine, PROMPT) == 0
+    running = engine.add(PROMPT, 4)
+    engine.step()
+    engine.reset("new weights")
+    engine.run()
+    assert engine.outputs[running]
+    assert served(engine, PROMPT) == 40
+    engine.reset("newer weights")
+    assert served(engine, PROMPT) == 0
+
+
+def test_salts_and_wishes_separate(make):
+    engine = make()
+    served(engine, PROMPT, cache_salt="a")
+    engine.pool.reset()
+    assert served(engine, PROMPT, cache_salt="b") == 0
+    engine.pool.reset()
+    assert served(engine, PROMPT, cache_salt="a") == 40
+    engine.pool.reset()
+    assert served(engine, [1] * 20, kv_transfer_params={"lmcache.skip_save": True}) == 0
+    engine.pool.reset()
+    assert served(engine, [1] * 20, kv_transfer_params={"lmcache.max_offload_tokens": 8}) == 0
+    engine.pool.reset()
+    assert served(engine, [1] * 20) == 8
+
+
+def test_tagged_requests_can_be_deleted(make):
+    engine = make()
+    served(engine, PROMPT, kv_transfer_params={"lmcache.tag.user": "eve"})
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.scheduler.client.invalidate("user=eve") == 5
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 0
+
+
+def test_embeddings_run_without_the_cache(make):
+    engine = make()
+    served(engine, PROMPT, prompt_embeds=object())
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 0
+
+
+def test_roles_go_one_way(make):
+    consumer = make(role="kv_consumer")
+    served(consumer, PROMPT)
+    producer = make(role="kv_producer")
+    assert served(producer, PROMPT) == 0
+    producer.pool.reset()
+    assert served(producer, PROMPT) == 0
+    assert served(consumer, PROMPT[:33]) == 32
+
+
+def test_generated_tokens_are_kept_when_asked_for(make):
+    engine = make(save_decode_cache=True)
+    served(engine, PROMPT[:10], 20)
+    whole = PROMPT[:10]
+    for _ in range(20):
+        whole.append(next_token(whole))
+    engine.pool.reset()
+    assert served(engine, [*whole, 1]) == 24
+
+
+def test_last_tokens_of_a_prompt_are_left_out_when_asked_for(make):
+    engine = make(skip_last_n_tokens=10)
+    served(engine, PROMPT)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 24
+
+
+def test_aborted_and_finished_requests_leave_nothing_behind(make, daemon):
+    engine = make(blocks=14)
+    served(engine, PROMPT)
+    engine.pool.reset()
+    ids = [engine.add(PROMPT, 5) for _ in range(4)]
+    engine.step()
+    for id in ids:
+        engine.abort(id)
+    engine.run()
+    settled(daemon)
+
+
+def settled(daemon):
+    client = daemon.client()
+    wait_for(
+        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0
+    )
+    client.close()
+
+
+def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+
+    def broken(*given, **how):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.worker.worker, "fill", broken)
+    assert served(engine, PROMPT) == 40
+    assert engine.worker.off and engine.recomputed == 1
+    other = make()
+    monkeypatch.setattr(other.scheduler.scheduler, "_store", broken)
+    assert served(other, PROMPT) == 40
+    assert other.scheduler.off and other.recomputed == 0
+    other.pool.reset()
+    assert served(other, PROMPT) == 0
+
+
+def test_daemon_that_is_lost_is_a_miss_and_comes_back(make, monkeypatch):
+    engine = make()
+    served(engine, PROMPT)
+    engine.pool.reset()
+    id = engine.add(PROMPT)
+    assert engine.scheduler.matched(engine.requests[id], 0)[0] == 40
+    with monkeypatch.context() as planted:
+        for half in (engine.scheduler, engine.worker):
+            planted.setattr(half.client, "connect", lambda: False)
+            half.client._lost(half.client.home)
+        engine.run()  # the offer was leased and mapped: it is kept
+        assert engine.external == 40 and engine.recomputed == 0
+        engine.pool.reset()
+        assert served(engine, PROMPT) == 0
+    for half in (engine.scheduler, engine.worker):
+        wait_for(lambda half=half: half.client.home is not None)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+
+
+def test_failure_policy_is_set_so_that_a_lost_cache_fails_no_request(make):
+    assert make().given.kv_transfer_config.kv_load_failure_policy == "recompute"
+    keep = make(load_failure_policy="keep")
+    assert keep.given.kv_transfer_config.kv_load_failure_policy == "fail"
+    assert isinstance(keep.scheduler.client, DaemonClient)
