@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, groupby
 
 from lmcache_core import frame
 from lmcache_core.spi import (
     AbstractBackend,
+    BackendError,
     Context,
     Corrupt,
     Key,
@@ -22,10 +25,15 @@ from lmcache_core.spi import (
     StoreDone,
     Wrapper,
 )
+from lmcache_core.wrappers.around import Settled
 from lmcache_core.wrappers.offload import Offload
 
 HEADERS = 1024
 """Headers remembered for loads of ranges."""
+PART_NBYTES = 4 << 20
+"""So much of a batch of stores is verified on one thread, then passed on while the next part is verified."""
+AHEAD = 2
+"""Parts verified at once. More would keep the threads from storing what is verified already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,30 +106,45 @@ class Check(Wrapper):
     ) -> Sequence[Stored]:
         if not self.config.stores:
             return await self.inner.store(batch, done=done, deadline=deadline)
-        results: dict[int, Stored] = {}
-        good: list[int] = []
+        settled = Settled(len(batch), done)
+        lost: dict[int, BackendError] = {}
+        places = asyncio.Semaphore(AHEAD)
 
-        def finish(index: int, result: Stored) -> None:
-            results[index] = result
-            if done is not None:
-                done(index, result)
-
-        async with Offload(self.context) as offload:
-            for index, item in enumerate(batch):
+        async def run(part: Sequence[int]) -> None:
+            items, errors = [batch[i] for i in part], list[BackendError | None]()
+            async with places, Offload(self.context) as offload:
                 offload.begin(
-                    item.nbytes,
-                    partial(verify_frame, item.key, item.parts, item.nbytes),
-                    lambda _, index=index: good.append(index),  # type: ignore[misc]
-                    lambda error, index=index: finish(index, Stored.failed(error)),  # type: ignore[misc]
+                    sum(item.nbytes for item in items),
+                    partial(_damage, items),
+                    errors.extend,
+                    lambda error: errors.extend([error] * len(part)),
                 )
-        good.sort()
-        if good:
-            await self.inner.store(
-                [batch[i] for i in good],
-                done=lambda position, result: finish(good[position], result),
-                deadline=deadline,
-            )
-        return [results[index] for index in range(len(batch))]
+            good = []
+            for index, error in zip(part, errors, strict=True):
+                if error is None:
+                    good.append(index)
+                else:
+                    settled(index, Stored.failed(error))
+            if not good:
+                return
+            try:
+                await self.inner.store(
+                    [batch[i] for i in good],
+                    done=lambda at, result: settled(good[at], result),
+                    deadline=deadline,
+                )
+            except BackendError as error:
+                lost.update(dict.fromkeys(good, error))
+
+        begins = list(accumulate((item.nbytes for item in batch), initial=0))
+        async with asyncio.TaskGroup() as group:
+            for _, part in groupby(range(len(batch)), lambda i: begins[i] // PART_NBYTES):
+                group.create_task(run(list(part)))
+        if len(lost) == len(batch) > 0:
+            raise lost[0]  # no item has a result
+        for index, error in lost.items():
+            settled(index, Stored.failed(error))
+        return settled.results
 
     async def delete(self, keys: Sequence[Key], /) -> int:
         for key in keys:
@@ -195,6 +218,18 @@ class Check(Wrapper):
                 Corrupt(f"{key!r} ends at {offset + result.nbytes}", operation="load")
             )
         return scratch if result.status is LoadStatus.FILLED else result
+
+
+def _damage(items: Sequence[Store]) -> list[Corrupt | None]:
+    """What is wrong with each of some values about to be stored."""
+    found: list[Corrupt | None] = []
+    for item in items:
+        try:
+            verify_frame(item.key, item.parts, item.nbytes)
+            found.append(None)
+        except Corrupt as error:
+            found.append(error.with_traceback(None))  # its frames hold the caller's views
+    return found
 
 
 def verify_frame(key: Key, views: Sequence[memoryview], nbytes: int, /) -> None:

@@ -25,7 +25,7 @@ CEILINGS = {
     "storage": 2710,
     "testing": 3570,
     "wire": 1540,
-    "wrappers": 1160,
+    "wrappers": 1170,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
 GENERATED = ("_catalogue.py",)
