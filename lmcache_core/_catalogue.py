@@ -263,6 +263,16 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         kind="serdes",
+        name="encrypt",
+        dist="lmcache-serde-encrypt",
+        path="serde/encrypt",
+        object="lmcache_serde_encrypt:Encrypt",
+        extra="encrypt",
+        status="experimental",
+        needs="a key file",
+    ),
+    Entry(
+        kind="serdes",
         name="x12",
         dist="lmcache-serde-lossless",
         path="serde/lossless",
