@@ -1,14 +1,23 @@
-"""Servers for the tests: a pretended S3 (moto) and a real one (SeaweedFS)."""
+"""Servers for the tests: a pretended S3 (moto), real ones (SeaweedFS), and what stands between; and a tier on one."""
 
+import asyncio
+import contextlib
+import dataclasses
 import hashlib
+import http.client
 import itertools
 import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from lmcache_backend_s3.serving import BUCKET, START, SeaweedServer, find_server
+from lmcache_backend_s3 import S3Backend
+from lmcache_backend_s3.serving import START, SeaweedServer, find_server
 from lmcache_backend_s3.transport import Call
 
-from lmcache_core.spi import Key, Load, Store
+from lmcache_core.spi import Key, Load, LoadStatus, Store, StoreStatus
+from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.services import need_service
 
 _numbers = itertools.count()
@@ -26,17 +35,123 @@ class Moto(SeaweedServer):
     def __enter__(self):
         self._server.start()
         _, self.port = self._server.get_host_and_port()
-        make_bucket(self, BUCKET)
+        with self.bucket()._ask(Call(), "PUT", "") as response:
+            assert response.status == 200, response.read()
         return self
 
     def __exit__(self, *error):
         self._server.stop()
 
 
-def make_bucket(server, name):
-    bucket = server.bucket(name)
-    with bucket._ask(Call(), "PUT", "") as response:
-        assert response.status == 200, response.read()
+class Between:
+    """A proxy before a real server. ``twist(request) -> (status, headers, body)`` may answer in its place, or change
+    ``request.headers`` and return None."""
+
+    def __init__(self, server, twist):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle(self):
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
+
+            def log_message(self, *args):
+                pass
+
+            def pass_on(self):
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                answer = twist(self)
+                if answer is None:
+                    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+                    connection.request(self.command, self.path, body, dict(self.headers))
+                    response = connection.getresponse()
+                    answer = response.status, dict(response.headers), response.read()
+                    connection.close()
+                status, headers, content = answer
+                self.send_response_only(status)
+                length = {"content-length": str(len(content))}
+                for name, text in (length | {k.lower(): v for k, v in headers.items()}).items():
+                    self.send_header(name, text)
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def key(number):
+    return Key(hashlib.sha256(b"space").digest(), hashlib.sha256(b"%d" % number).digest(), 1)
+
+
+def value(number, nbytes=5000):
+    return hashlib.shake_128(b"%d" % number).digest(nbytes)
+
+
+class Rig:
+    """An open tier, and single verbs on it."""
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.key, self.value = key, value
+
+    async def put(self, number, nbytes=5000):
+        (stored,) = await self.backend.store(
+            [Store(key(number), (memoryview(value(number, nbytes)),))]
+        )
+        return stored
+
+    async def keep(self, *numbers, nbytes=5000):
+        for number in numbers:
+            stored = await self.put(number, nbytes)
+            assert stored.status is StoreStatus.STORED, stored
+
+    async def get(self, number, nbytes=5000, **more):
+        """(result, bytes)."""
+        buffer = bytearray(nbytes)
+        (loaded,) = await self.backend.load([Load(key(number), (memoryview(buffer),))], **more)
+        return loaded, bytes(buffer)
+
+    async def has(self, *numbers, nbytes=5000):
+        """Whether all of these load, byte for byte."""
+        for number in numbers:
+            loaded, buffer = await self.get(number, nbytes)
+            if loaded.status is not LoadStatus.FILLED or buffer != value(number, nbytes):
+                return False
+        return True
+
+
+@contextlib.asynccontextmanager
+async def opened(config, kind=S3Backend, **options):
+    """A tier; short patience unless told otherwise."""
+    patience = {"timeout": 1.0, "connect_timeout": 1.0}
+    backend = kind(dataclasses.replace(config, **(patience | options)), real_context())
+    try:
+        await backend.open()
+        yield Rig(backend)
+    finally:
+        await backend.aclose()
+
+
+@pytest.fixture
+def tier():
+    return opened
+
+
+@pytest.fixture
+def drive():
+    """Run a coroutine; one that takes longer than 20 s fails."""
+    return lambda main: run_real(main, 20.0)
 
 
 def real(folder, *flags):
@@ -48,8 +163,23 @@ def real(folder, *flags):
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory):
+    """One for all tests that leave it alone."""
     with real(tmp_path_factory.mktemp("weed")) as found:
         yield found
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start servers of a test's own."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *flags: stack.enter_context(real(tmp_path, *flags))
+
+
+@pytest.fixture
+def between(seaweed):
+    """Put a twist before the real server."""
+    with contextlib.ExitStack() as stack:
+        yield lambda twist: stack.enter_context(Between(seaweed, twist)).endpoint
 
 
 @pytest.fixture(scope="session")
@@ -59,18 +189,19 @@ def moto():
 
 
 @pytest.fixture
-def prefix():
+def config(seaweed):
     """A part of the bucket that no test used before."""
-    return f"t{next(_numbers)}"
+    return seaweed.config(f"t{next(_numbers)}")
 
 
-def key(number):
-    return Key(hashlib.sha256(b"space").digest(), hashlib.sha256(b"%d" % number).digest(), 1)
+@pytest.fixture
+def eventually():
+    """Await a condition of the outside world."""
 
+    async def wait(condition, seconds=15.0):
+        end = asyncio.get_running_loop().time() + seconds
+        while not await condition():
+            assert asyncio.get_running_loop().time() < end, "it did not come about"
+            await asyncio.sleep(0.02)
 
-def put(number, value):
-    return Store(key(number), (memoryview(value),))
-
-
-def get(number, room):
-    return Load(key(number), (memoryview(bytearray(room)),))
+    return wait

@@ -148,9 +148,7 @@ class Transport:
                 if kept:
                     call.attach(sock)
                 self._send(sock, method, target, headers, parts)
-                response = http.client.HTTPResponse(sock, method=method)
-                response.begin()
-                return sock, response
+                return sock, _answer(sock, method)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 call.detach(sock)
                 sock.close()
@@ -253,6 +251,17 @@ class Transport:
         call.check()
         text = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
         raise Unavailable(f"{self.host}:{self.port}: {text}") from error
+
+
+def _answer(sock: socket.socket, method: str) -> http.client.HTTPResponse:
+    """The head of an answer; its body is still to be read."""
+    response = http.client.HTTPResponse(sock, method=method)
+    try:
+        response.begin()
+    except BaseException:  # whatever it is: an open file of a socket keeps it open
+        response.close()
+        raise
+    return response
 
 
 def read_into(response: http.client.HTTPResponse, views: Sequence[memoryview]) -> int:

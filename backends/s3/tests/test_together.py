@@ -1,0 +1,109 @@
+"""One bucket below several caches: hits are shared, and what is damaged there is a miss that heals."""
+
+import asyncio
+
+import pytest
+from lmcache_backend_s3.transport import Call
+
+from lmcache_core.config import Config, ManagerConfig, TierConfig
+from lmcache_core.registry import Registry
+from lmcache_core.spi import Duration
+from lmcache_core.storage import Reason
+from lmcache_core.storage.build import build
+from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+
+NBYTES = 50_001
+CHUNKS = [key_of(number) for number in range(12)]
+
+
+def below(options, deadline=5.0):
+    tier = TierConfig(plugin="s3", name="s3", options=options, deadline=Duration(deadline))
+    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
+
+
+async def served(manager, keys):
+    loaded = await manager.load(keys, "reader")
+    for lease in loaded.leases:
+        verify_lease(lease)
+    manager.release(loaded.leases)
+    return len(loaded.leases), loaded.reason
+
+
+def test_what_one_cache_stores_another_serves(config, drive):
+    async def main():
+        first, second = [await build(below(config), Registry()) for _ in range(2)]
+        assert all(put(first, CHUNKS, NBYTES))
+        await first.flush()
+        assert (await second.lookup(CHUNKS)).leading == len(CHUNKS)
+        assert await served(second, CHUNKS) == (len(CHUNKS), Reason.COMPLETE)
+        for manager in (first, second):
+            manager.check()
+            await manager.aclose()
+
+    drive(main())
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        pytest.param(lambda: plain_frame(CHUNKS[9], NBYTES), id="another key's value"),
+        pytest.param(lambda: b"garbage" * 5000, id="garbage"),
+        pytest.param(lambda: b"", id="nothing"),
+        pytest.param(lambda: plain_frame(CHUNKS[3], NBYTES)[:-9] + b"flipped!?", id="flipped"),
+    ],
+)
+def test_damage_is_a_miss_and_is_stored_anew(seaweed, config, drive, eventually, spoiled):
+    bucket = seaweed.bucket()
+
+    async def main():
+        first = await build(below(config), Registry())
+        assert all(put(first, CHUNKS[:5], NBYTES))
+        await first.flush()
+        await first.aclose()
+        name = f"{config.prefix}{CHUNKS[3].digest.hex()[:3]}/{CHUNKS[3].text}"
+        assert bucket.head(name, Call()) is not None
+        bucket.put(name, [memoryview(spoiled())], Call(), only_new=False)
+        second = await build(below(config), Registry())
+        assert (await served(second, CHUNKS[:5]))[0] == 3
+
+        async def removed():
+            return not second.tiers[0].bad and bucket.head(name, Call()) is None
+
+        await eventually(removed)
+        assert all(put(second, CHUNKS[3:4], NBYTES))
+        await second.flush()
+        third = await build(below(config), Registry())
+        assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
+        for manager in (second, third):
+            manager.check()
+            await manager.aclose()
+
+    drive(main())
+
+
+@pytest.mark.slow
+def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually):
+    server = serve()
+
+    async def main():
+        first = await build(below(server.config(), deadline=2.0), Registry())
+        assert all(put(first, CHUNKS, NBYTES))
+        await first.flush()
+        other = await build(below(server.config(), deadline=0.2), Registry())
+        server.suspend()
+        loop = asyncio.get_running_loop()
+        for _ in range(8):
+            began = loop.time()
+            assert (await other.lookup(CHUNKS)).leading == 0
+            assert loop.time() - began < 0.7
+        server.resume()
+
+        async def back():
+            return (await other.lookup(CHUNKS)).leading == len(CHUNKS)
+
+        await eventually(back)
+        for one in (first, other):
+            one.check()
+            await one.aclose()
+
+    drive(main())
