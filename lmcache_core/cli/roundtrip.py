@@ -98,6 +98,8 @@ def round_trip(tier: TierConfig, effective: Effective, /, *, timeout: float) -> 
 
 def judged(error: Exception, tier: TierConfig, /) -> tuple[State, str, str]:
     """State, what was found, and a remedy."""
+    while isinstance(error, ExceptionGroup):  # of a wrapper that does several things at once
+        error = error.exceptions[0]
     line = str(error).split("\n", 1)[0] or type(error).__name__
     match error:
         case _Verdict():

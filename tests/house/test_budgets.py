@@ -15,11 +15,11 @@ LAYOUT = {
 }
 CEILINGS = {
     "modules": 1235,
-    "cli": 790,
+    "cli": 820,
     "config": 970,
     "engine": 780,
     "identity": 540,
-    "memory": 1505,
+    "memory": 1510,
     "policies": 650,
     "spi": 1100,
     "storage": 2710,
