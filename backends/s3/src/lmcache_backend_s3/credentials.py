@@ -7,7 +7,7 @@ import os
 import threading
 import urllib.request
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from lmcache_backend_s3.bucket import Bucket, text
 from lmcache_backend_s3.sign import Keys
@@ -65,20 +65,14 @@ class Renewed(Generic[T]):
             self._fetching = False
 
 
-def aws_session(profile: str, /) -> Any:
-    """The AWS configuration of this process: files, environment."""
-    from botocore.session import Session  # type: ignore[import-untyped]
-
-    return Session(profile=profile or None)
-
-
-def aws_chain(session: Any, tier: str, /) -> Callable[[], tuple[Keys, float]]:
-    """Credentials as AWS tools find them: environment, files, SSO, web identity, container, instance.
+def aws_chain(profile: str, tier: str, /) -> tuple[str, Callable[[], tuple[Keys, float]]]:
+    """Region and credentials as AWS tools find them: environment, files, SSO, web identity, container, instance.
 
     Raises:
         ConfigError: there are none.
     """
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
+    from botocore.session import Session  # type: ignore[import-untyped]
 
     def fetch() -> tuple[Keys, float]:
         try:
@@ -88,6 +82,8 @@ def aws_chain(session: Any, tier: str, /) -> Callable[[], tuple[Keys, float]]:
         return Keys(frozen.access_key, frozen.secret_key, frozen.token or ""), CHAIN_S
 
     try:
+        session = Session(profile=profile or None)
+        region = session.get_config_variable("region")
         found = session.get_credentials()
     except BotoCoreError as error:
         raise ConfigError(f"credentials of tier {tier}: {error}") from error
@@ -95,7 +91,7 @@ def aws_chain(session: Any, tier: str, /) -> Callable[[], tuple[Keys, float]]:
         raise ConfigError(
             f"tier {tier} has no credentials; set access_key and secret_key, a profile, or AWS_ACCESS_KEY_ID"
         )
-    return fetch
+    return region or "", fetch
 
 
 def google_token() -> tuple[str, float]:

@@ -41,9 +41,8 @@ class S3Backend(ObjectBackend):
             fixed = Keys(*(secret.reveal() for secret in secrets))
             keys = lambda: fixed  # noqa: E731
         else:
-            session = credentials.aws_session(config.profile)
-            region = region or session.get_config_variable("region")
-            keys = Renewed(credentials.aws_chain(session, context.tier), context)
+            configured, fetch = credentials.aws_chain(config.profile, context.tier)
+            region, keys = region or configured, Renewed(fetch, context)
         region = region or "us-east-1"
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         service = f"s3express-{config.zone}" if config.zone else "s3"

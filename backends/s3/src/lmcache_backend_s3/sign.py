@@ -54,9 +54,8 @@ GOOGLE = Dialect("GOOG4-HMAC-SHA256", "GOOG4", "goog4_request", "x-goog", "stora
 
 def encode(query: Query, /) -> str:
     """A query in canonical form."""
-    return "&".join(
-        f"{quote(k, safe=SAFE)}={quote(v, safe=SAFE)}" for k, v in sorted(query.items())
-    )
+    pairs = sorted((quote(k, safe=SAFE), quote(v, safe=SAFE)) for k, v in query.items())
+    return "&".join(f"{k}={v}" for k, v in pairs)
 
 
 class V4:
