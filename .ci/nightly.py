@@ -47,7 +47,14 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
             [*HISTORIES, "--seeds", "5000"],
         ],
     ),
-    "daemon": (1500, [["benchmarks/daemon.py"]]),
+    "daemon": (
+        1500,
+        [
+            ["benchmarks/daemon.py"],
+            ["tests/wire/soak.py", "--seconds", "600", "--operations", "1000000"],
+            ["tests/wire/soak.py", "--kills", "200"],
+        ],
+    ),
     "vllm": (1500, [["benchmarks/vllm.py"]]),
     "tiers": (1500, [["benchmarks/tiers.py"]]),
     "serdes": (1500, [["benchmarks/serdes.py"]]),

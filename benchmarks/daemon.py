@@ -11,10 +11,10 @@ import argparse
 import json
 import multiprocessing
 import os
-import random
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -35,10 +35,13 @@ from daemon_rig import (
     touched,
 )  # fmt: skip
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from lmcache_core import ops
 from lmcache_core.spi import Key
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
+from tests.wire.dealing import hit_rate, recorded
 
 SMALL = 8192
 PREFIX = 16, (64 << 20) // 16
@@ -226,27 +229,17 @@ def many(rows: list[Row], seconds: float) -> None:
         client.close()
 
 
-def hit_rate(clients: int, requests: int) -> float:
-    """Conversations of many users that grow turn by turn, dealt out request by request."""
-    choice = random.Random(7)
-    with daemon("--arena-mode", "shared-rw", gib=0.0625) as (path, _, _):
-        pool = [connect(path) for _ in range(clients)]
-        turns: dict[int, int] = {}
-        asked = hit = 0
-        for number in range(requests):
-            user = int(choice.paretovariate(0.7)) % 400
-            turns[user] = turns.get(user, 4) + choice.randrange(3)
-            keys = [key(at, 1000 + user) for at in range(turns[user])]
-            client = pool[number % clients]
-            loaded = client.load(keys, None)
-            asked, hit = asked + len(keys), hit + len(loaded.leases)
-            good = len(loaded.leases)
-            client.release(loaded.leases)
-            if good < len(keys):
-                store(client, keys[good:], 16 << 10)
-        for each in pool:
-            each.close()
-    return hit / asked
+def hit_rates(requests: int) -> tuple[float, float]:
+    """Of one client and of eight, on the recorded conversations, in a pool for a tenth of their values."""
+    asked, gib = recorded(requests, 0.1)
+    rates = []
+    for count in (1, 8):
+        with daemon("--arena-mode", "shared-rw", gib=gib) as (path, _, _):
+            clients = [connect(path, timeout=10) for _ in range(count)]
+            rates.append(hit_rate(clients, asked))
+            for client in clients:
+                client.close()
+    return rates[0], rates[1]
 
 
 def victim(path: str, ready: Any) -> None:
@@ -317,7 +310,7 @@ def main() -> int:
     copies(rows, 5 if given.quick else 15)
     streams(rows, 3 if given.quick else 9)
     many(rows, 1.0 if given.quick else 4.0)
-    one, eight = (hit_rate(n, 400 if given.quick else 3000) for n in (1, 8))
+    one, eight = hit_rates(500 if given.quick else 4000)
     rows.append(
         (
             "hit rate of 8 clients less that of one",

@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Client(Process):
-    def __init__(self, daemon):
+    def __init__(self, daemon, before=()):
         super().__init__(
-            [sys.executable, "-m", "tests.wire.hostile", daemon.path],
+            [*before, sys.executable, "-m", "tests.wire.hostile", daemon.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 
