@@ -176,10 +176,16 @@ def serve(tmp_path):
 
 
 @pytest.fixture
-def between(seaweed):
-    """Put a twist before the real server."""
+def between_it():
+    """Put a twist before a server."""
     with contextlib.ExitStack() as stack:
-        yield lambda twist: stack.enter_context(Between(seaweed, twist)).endpoint
+        yield lambda server, twist: stack.enter_context(Between(server, twist)).endpoint
+
+
+@pytest.fixture
+def between(seaweed, between_it):
+    """Put a twist before the real server."""
+    return lambda twist: between_it(seaweed, twist)
 
 
 @pytest.fixture(scope="session")
