@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmcache_core.spi.errors import BackendError, ConfigError
+from lmcache_core.spi.errors import BackendError, Closed, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
 from lmcache_core.wire.link import peer
@@ -349,4 +349,6 @@ class Connection:
 
 def kind_of(error: Exception) -> str:
     """What ``Failed.kind`` says of an error."""
+    if isinstance(error, Closed):
+        return "closed"
     return "config" if isinstance(error, ConfigError) else "request"
