@@ -60,11 +60,9 @@ class Request:
     table: list = field(default_factory=list)
     prompt: int = 0
     flying: int = 0
-    stale: int = 0
+    life: int = 0  # steps of an earlier one count no more
     placeholders: int = 0
-    waits: int = 0
     served: int | None = None
-    loading: bool = False
 
     def __post_init__(self):
         self.prompt = len(self.all_token_ids)
@@ -210,7 +208,9 @@ class Engine:
     def run(self, most=400):
         """Step until everything is finished."""
         for _ in range(most):
-            if not self.requests and not self.queue:
+            if not self.requests:
+                while self.queue:
+                    self.update(self.queue.popleft())
                 return
             self.step()
         raise AssertionError(f"{len(self.requests)} requests never finish: {self.requests}")
@@ -313,6 +313,7 @@ class Engine:
         out.tables = {id: list(self.requests[id].table) for id in scheduled}
         out.asked = {id: self.requests[id] for id in scheduled}
         out.salt = self.salt
+        out.lives = {id: self.requests[id].life for id in scheduled}
         self.execute(out, step)
         for id, new in scheduled.items():
             request = self.requests[id]
@@ -344,7 +345,7 @@ class Engine:
         request = self.requests[id]
         self.pool.give(request.table)
         request.table, request.num_computed_tokens = [], 0
-        request.stale += request.flying
+        request.life += 1
         request.flying = request.placeholders = 0
         request.state = "preempted"
         self.waiting.appendleft(id)
@@ -385,17 +386,15 @@ class Engine:
     # -- output ----------------------------------------------------------------------------------------------
 
     def update(self, out):
-        affected = self._invalid(out) if out.failed else set()
+        if out.failed:
+            self._invalid(out)
         for id, new in out.num_scheduled_tokens.items():
             request = self.requests.get(id)
             if request is None or request is not out.asked[id]:
                 continue
-            if request.stale:
-                request.stale -= min(new, request.stale)
+            if out.lives[id] != request.life:
                 continue  # its tokens are computed again
             request.flying -= new
-            if id in affected:
-                continue
             computed = out.before[id] + new
             if computed >= request.num_tokens and id in self.running:
                 assert out.right[id], f"{id} sampled from wrong bytes"
@@ -407,29 +406,20 @@ class Engine:
                     self._free(request)
 
     def _invalid(self, out):
-        """As vLLM rewinds requests whose blocks could not be loaded (policy recompute)."""
-        affected, marked = set(), set()
+        """Rewind requests whose blocks could not be loaded (policy recompute).
+
+        vLLM lets the first of several requests that share a block compute it and trusts the others to read it
+        in the same step, and it takes the output of steps that were under way; here neither is assumed.
+        """
         for id in self.running:
             request = self.requests[id]
             base = request.num_computed_tokens - request.flying
-            rewound = hit = False
-            for at, block in zip(range(-(-base // BLOCK)), request.table, strict=False):
-                if block not in out.failed:
-                    continue
-                hit = True
-                if block in marked:
-                    continue
-                marked.add(block)
-                if rewound:
-                    continue
-                rewound = True
-                request.num_computed_tokens = at * BLOCK
-            if hit:
-                if not rewound:
-                    request.num_computed_tokens = base
-                affected.add(id)
-                request.stale += request.flying - out.num_scheduled_tokens.get(id, 0)
-                request.flying = out.num_scheduled_tokens.get(id, 0)
-                request.placeholders = 0
+            bad = [at for at in range(-(-base // BLOCK)) if request.table[at] in out.failed]
+            if bad:
+                request.num_computed_tokens = bad[0] * BLOCK
+                request.life += 1
+                request.flying = request.placeholders = 0
                 self.recomputed += 1
-        return affected
+        output = SimpleNamespace(invalid_block_ids=out.failed)
+        manager = SimpleNamespace(evict_blocks=lambda ids: [self.pool.forget(id) for id in ids])
+        self.scheduler.output(output, manager)

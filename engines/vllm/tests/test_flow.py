@@ -252,7 +252,9 @@ def test_aborted_and_finished_requests_leave_nothing_behind(make, daemon):
 def settled(daemon):
     client = daemon.client()
     wait_for(
-        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0
+        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0,
+        5,
+        "the end of all leases",
     )
     client.close()
 

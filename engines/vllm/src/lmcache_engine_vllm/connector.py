@@ -83,6 +83,9 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         return self.halves.build(scheduler_output)
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.halves.output(connector_output, self._kv_cache_manager)
+
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:

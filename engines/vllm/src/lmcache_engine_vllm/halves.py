@@ -204,6 +204,12 @@ class Halves:
                 self.stop()
         return self.scheduler.lost(out)
 
+    def output(self, output: Any, manager: Any) -> None:
+        """What the workers report after a step. Nobody may find blocks in vLLM's prefix cache that hold nothing good."""
+        failed = getattr(output, "invalid_block_ids", None)
+        if failed and manager is not None and hasattr(manager, "evict_blocks"):
+            manager.evict_blocks(failed)
+
     @bounded(lambda: (False, None))
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """The request is over."""

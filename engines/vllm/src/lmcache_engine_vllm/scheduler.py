@@ -294,6 +294,8 @@ class Scheduler:
         return True
 
     def _ask(self, asked: Asked) -> None:
+        if asked.leases is not None and asked.leases.home is not self.client.home:
+            self._let_go(asked)  # of a daemon that is gone
         if asked.leases is not None or self._now() < asked.until:
             return
         asked.reach, asked.spots = 0, ()

@@ -11,7 +11,7 @@ from typing import Any
 from lmcache_engine_vllm.halves import Halves
 from lmcache_engine_vllm.settings import LOG
 
-BOUND = ("reset_cache", "shutdown", "update_state_after_alloc")
+BOUND = ("reset_cache", "shutdown", "update_connector_output")
 
 
 class LMCacheConnectorV1Impl(Halves):
@@ -26,6 +26,7 @@ class LMCacheConnectorV1Impl(Halves):
             getattr(role, "name", "") == "SCHEDULER",
             shared=False,
         )
+        self._parent = parent
         for name in BOUND:
             if not hasattr(type(parent), name):
                 LOG.warning("this vLLM has no %s to bind; it will not be followed", name)
@@ -71,6 +72,10 @@ class LMCacheConnectorV1Impl(Halves):
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.finished(request)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.output(connector_output, getattr(self._parent, "_kv_cache_manager", None))
+        type(self._parent).update_connector_output(self._parent, connector_output)
 
     def reset_cache(self) -> bool | None:
         return self.reset()
