@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Annotated
+from importlib.metadata import entry_points
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from lmcache_core import config as settings
 from lmcache_core.cli.config import Change, File, Json, parse_changes
 from lmcache_core.cli.output import print_records, progress, remark
 from lmcache_core.cli.roundtrip import judged, measure, opened, within
 from lmcache_core.config import Effective, TierConfig
+from lmcache_core.registry import Registry
 from lmcache_core.spi import ByteSize, ConfigError
 
+
+class Benches(TyperGroup):
+    """The core's own, and ``NAME`` for each command ``bench-NAME`` of a distribution."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        found = entry_points(group="lmcache_core.commands")
+        others = {each.name[6:] for each in found if each.name.startswith("bench-")}
+        return sorted({*super().list_commands(ctx), *others})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        found = typer.main.get_command(Registry().load("commands", f"bench-{cmd_name}"))
+        found.name = cmd_name
+        return found
+
+
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    cls=Benches, add_completion=False, rich_markup_mode=None, no_args_is_help=True,
     help="Measure configured tiers.",
 )  # fmt: skip
 SIZES = "1MiB,4MiB,16MiB"
@@ -42,7 +64,7 @@ def bench() -> None:
     """Measure configured tiers."""
 
 
-@app.command()
+@app.command(short_help="Move real values of several sizes through tiers.")
 def tier(
     name: Annotated[list[str] | None, typer.Argument(help="Tiers; all when none is named.")] = None,
     file: File = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 import typer
@@ -16,7 +17,12 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-@app.command()
+def first_words(function: Callable[..., object]) -> str:
+    """What a command does, without its exit status: one line of a list."""
+    return (function.__doc__ or "").split("\n", 1)[0].split(";", 1)[0].rstrip(".") + "."
+
+
+@app.command(short_help="Load and verify values and print SHA-256 of their bytes.")
 def checksum(
     key: commands.Keys,
     daemon: commands.Address = commands.HERE,
@@ -39,4 +45,4 @@ for _name, _app in (
 ):  # fmt: skip
     (_command,) = _app.registered_commands
     assert _command.callback is not None
-    app.command(_name)(_command.callback)
+    app.command(_name, short_help=first_words(_command.callback))(_command.callback)
