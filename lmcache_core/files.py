@@ -58,9 +58,15 @@ class OsFiles:
     def truncate(self, descriptor: int, nbytes: int, /) -> None:
         os.ftruncate(descriptor, nbytes)
 
+    def stamp(self, descriptor: int, modified: float, /) -> None:
+        nanoseconds = int(modified * 1e9)
+        os.utime(descriptor, ns=(nanoseconds, nanoseconds))
+
     def sync(self, descriptor: int, /) -> None:
-        # `fdatasync` of a folder may leave new entries behind on ext4: they do not change its length.
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        # `fdatasync` of a folder may leave new entries behind on ext4: they do not change its length. Of a file it
+        # leaves behind a time that was set by hand, which then differs from that of the last change.
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode) or found.st_mtime_ns != found.st_ctime_ns:
             os.fsync(descriptor)
         else:
             os.fdatasync(descriptor)

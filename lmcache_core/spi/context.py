@@ -69,6 +69,9 @@ class Files(Protocol):
     def truncate(self, descriptor: int, nbytes: int, /) -> None:
         """Set the length of an open file."""
 
+    def stamp(self, descriptor: int, modified: float, /) -> None:
+        """Set the modification time of an open file; the next ``sync`` brings it to the medium too."""
+
     def sync(self, descriptor: int, /) -> None:
         """Data and length of this file (or the entries of this folder) survive power loss afterwards."""
 

@@ -1,7 +1,7 @@
 """The medium of a simulated disk: what a program sees, what a power loss leaves, and room that ends.
 
 What a program sees (the page cache) and what has reached the medium are kept apart. Only ``sync`` moves the
-one to the other: of a file its bytes and length, of a folder its entries. A power loss keeps, sector by
+one to the other: of a file its bytes, length and stamp, of a folder its entries. A power loss keeps, sector by
 sector and entry by entry, any mixture of the two; that is harsher than a journalling file system, so what
 survives here survives there. The end of a process loses nothing but descriptors and locks.
 """
@@ -30,6 +30,7 @@ class Node:
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     lengths: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     allocated: int = 0
     entries: dict[str, Node] = field(default_factory=dict)
     past: dict[str, list[Node | None]] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Node:
         """Bring to the medium what ``sync`` promises."""
         self.durable = bytes(self.content)
         self.lengths.clear()
+        self.times.clear()
         self.past.clear()
 
 
@@ -197,6 +199,8 @@ class SimDisk:
                 self._survive(child, seen)
         elif node.kind == "file":
             node.content[:] = self._torn(node)
+            if node.times:
+                node.modified = self.random.choice([*node.times, node.modified])
             node.allocated = 0
             self.grow(node, len(node.content))
         node.settle()

@@ -170,6 +170,12 @@ class SimFiles:
         with self._call("truncate", descriptor, writes=True):
             self._resize(self._open[descriptor].node, nbytes)
 
+    def stamp(self, descriptor: int, modified: float, /) -> None:
+        with self._call("stamp", descriptor, writes=True):
+            node = self._open[descriptor].node
+            node.times.append(node.modified)
+            node.modified = modified
+
     def sync(self, descriptor: int, /) -> None:
         with self._call("sync", descriptor):
             self._open[descriptor].node.settle()

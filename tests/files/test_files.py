@@ -175,3 +175,29 @@ def test_direct_transfers_must_be_aligned(place):
         assert refusal(files.pwritev, descriptor, [unaligned[:100]], 0) == errno.EINVAL
         assert refusal(files.preadv, descriptor, [unaligned], 100) == errno.EINVAL
     files.close(descriptor)
+
+
+def test_a_stamp_is_the_modification_time_until_the_next_change(place):
+    files, folder = place
+    path = f"{folder}/a"
+    descriptor = files.open(path, CREATE)
+    files.pwritev(descriptor, [memoryview(b"one")], 0)
+    files.stamp(descriptor, 2e8 + 0.5)
+    files.sync(descriptor)
+    assert files.status(path).modified == files.status_of(descriptor).modified == 2e8 + 0.5
+    files.pwritev(descriptor, [memoryview(b"two")], 0)
+    assert files.status(path).modified > 2e8 + 1
+    files.close(descriptor)
+
+
+def test_a_stamp_is_synced_and_plain_bytes_do_not_pay_for_that(tmp_path, monkeypatch):
+    files, made = OsFiles(), []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda descriptor, name=name: made.append(name))
+    descriptor = files.open(str(tmp_path / "a"), CREATE)
+    files.pwritev(descriptor, [memoryview(b"one")], 0)
+    files.sync(descriptor)
+    files.stamp(descriptor, 2e8)
+    files.sync(descriptor)
+    files.close(descriptor)
+    assert made == ["fdatasync", "fsync"]

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from itertools import product
 
 import pytest
 
@@ -198,3 +199,20 @@ def test_damage_at_rest_is_one_bit_or_a_lost_tail():
     assert len(disk.peek("/a")) == 10
     disk.lose_power()
     assert len(disk.peek("/a")) == 10
+
+
+def test_a_stamp_that_was_not_synced_may_be_lost_with_the_power():
+    kept = {True: set(), False: set()}
+    for synced, seed in product((True, False), range(20)):
+        disk = SimDisk(seed)
+        files = SimFiles(disk)
+        descriptor = files.open("/a", os.O_CREAT | os.O_RDWR)
+        files.sync(descriptor)
+        files.sync(files.open("/", os.O_RDONLY))
+        files.stamp(descriptor, 5.0)
+        if synced:
+            files.sync(descriptor)
+        files.kill()
+        disk.lose_power()
+        kept[synced].add(disk.find("/a").modified)
+    assert kept == {True: {5.0}, False: {5.0, 1e9}}

@@ -15,15 +15,30 @@ from lmcache_core.testing.files import SimDisk, SimFiles
 SPACE = hashlib.sha256(b"space").digest()
 
 
+class HandClock:
+    """Time that a test moves; one clock for all processes on its disk."""
+
+    def __init__(self):
+        self.at = 1_700_000_000.0
+        self.booted = self.at - 50.0
+
+    def wall(self):
+        return self.at
+
+    def now(self):
+        return self.at - self.booted
+
+
 class Rig:
     """One process with one backend on a disk that outlives it."""
 
-    def __init__(self, disk=None, *, backend=DiskBackend, pid=1000, seed=0, **options):
-        self.disk = disk or SimDisk()
+    def __init__(self, disk=None, *, backend=DiskBackend, pid=1000, seed=0, clock=None, **options):
+        self.clock = clock or HandClock()
+        self.disk = disk or SimDisk(wall=self.clock.wall)
         self.files = SimFiles(self.disk)
         self.log = logging.getLogger("lmcache.tier.disk")
         context = simulated_context(
-            tier="disk", files=self.files, pid=pid, random=random.Random(seed)
+            tier="disk", files=self.files, pid=pid, random=random.Random(seed), clock=self.clock
         )
         self.backend = backend(DiskConfig(**({"path": "/kv", "fan_out": 16} | options)), context)
 
@@ -39,7 +54,10 @@ class Rig:
         """The next process on the same disk, opened."""
         config = self.backend.config
         kept = {name: getattr(config, name) for name in config.__slots__}
-        return Rig(self.disk, backend=type(self.backend), seed=1, **(kept | options)).open()
+        rig = Rig(
+            self.disk, backend=type(self.backend), seed=1, clock=self.clock, **(kept | options)
+        )
+        return rig.open()
 
     @staticmethod
     def key(number):
@@ -54,9 +72,9 @@ class Rig:
         name = Rig.key(number).text
         return f"{root}/{name[-1]}/{name}"
 
-    def store(self, number, nbytes=5000):
+    def store(self, number, nbytes=5000, ttl=None):
         value = memoryview(self.value(number, nbytes))
-        return self.backend.store_blocking(Store(self.key(number), (value,)))
+        return self.backend.store_blocking(Store(self.key(number), (value,), ttl))
 
     def keep(self, *numbers):
         for number in numbers:

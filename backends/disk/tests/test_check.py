@@ -125,7 +125,7 @@ def test_folder_in_use_is_refused_with_the_pid(new_rig):
 
 
 def test_shared_folder_is_checked_while_others_use_it(new_rig):
-    now = [1e6]
+    now = [1.7e9]
     rig = new_rig(SimDisk(wall=lambda: now[0]), backend=FsBackend).open()
     rig.disk.plant(f"/kv/{ORPHAN}", b"old")
     now[0] += 4000

@@ -158,14 +158,14 @@ def test_remains_of_a_dead_writer_are_removed_and_foreign_things_are_not(new_rig
 
 
 def test_shared_folder_loses_only_remains_that_are_old_by_the_servers_clock(new_rig):
-    now = [5000.0]
+    now = [1.2e9 - 5000]
     disk = SimDisk(wall=lambda: now[0])
     rig = new_rig(disk, backend=FsBackend).open()
     for age, name in ((4000, "old"), (100, "new")):
-        now[0] = 1e6 - age
+        now[0] = 1.2e9 - age
         disk.plant(f"/kv/tmp/1f-0123456789abcdef-{age:x}", name.encode())
         disk.plant(f"/kv/tmp/{name}", b"foreign")
-    now[0] = 1e6  # the node's own clock says 2023
+    now[0] = 1.2e9  # the node's own clock says 2023
     rig.again()
     assert [disk.peek(path) for path in disk.walk() if "/tmp/" in path] == [
         b"new",

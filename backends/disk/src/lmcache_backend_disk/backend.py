@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
-from lmcache_backend_disk.folder import FULL, Folder, reason
+from lmcache_backend_disk.folder import FULL, Folder, expiry, reason
 from lmcache_backend_disk.transfer import BLOCK
 from lmcache_core.spi import (
     MISSED,
@@ -63,6 +63,7 @@ class DiskBackend(BlockingBackend):
             ranges=True,
             scan=True,
             usage=True,
+            ttl=True,
             persistent=True,
             conditional_delete=True,
             shared=not self.exclusive,
@@ -100,6 +101,7 @@ class DiskBackend(BlockingBackend):
                     exclusive=self.exclusive,
                     sync=config.sync,
                     verify=config.verify_writes,
+                    wall=context.clock.wall,
                 )
                 self._roots.append(root)
                 root.open(
@@ -120,7 +122,7 @@ class DiskBackend(BlockingBackend):
         errors: list[OSError] = []
         for key in keys:
             try:
-                status = next(filter(None, (r.find(key.text) for r in self._roots_of(key))), None)
+                status = next(filter(None, (r.live(key.text) for r in self._roots_of(key))), None)
                 found.append(None if status is None else self._found(status))
             except OSError as error:
                 errors.append(error)
@@ -159,15 +161,16 @@ class DiskBackend(BlockingBackend):
 
     def store_blocking(self, store: Store, /) -> Stored:
         name = store.key.text
+        expires = None if store.ttl is None else self.context.clock.wall() + store.ttl
         refused = Stored.refused("no folder")
         home, *others = self._roots_of(store.key)
         try:
             for root in others:
-                if root.find(name) is not None:
+                if root.present(name):
                     return PRESENT
             for root in (home, *others):
                 try:
-                    return STORED if root.write(name, store.parts) else PRESENT
+                    return STORED if root.write(name, store.parts, expires=expires) else PRESENT
                 except OSError as error:
                     if error.errno not in REFUSING:
                         raise
@@ -256,7 +259,10 @@ class DiskBackend(BlockingBackend):
         return self._roots[home:] + self._roots[:home]
 
     def _found(self, status: FileStatus) -> Found:
-        return Found(status.nbytes, etag=_etag(status), promise=self.exclusive)
+        expires, clock = expiry(status), self.context.clock
+        if expires is not None:
+            expires += clock.now() - clock.wall()
+        return Found(status.nbytes, _etag(status), expires, promise=self.exclusive)
 
     def _note(self, kind: str, message: str) -> None:
         """Say something once per kind; a sick disk must not flood the log."""

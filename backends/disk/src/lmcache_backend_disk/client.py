@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 
 from lmcache_backend_disk import opening
 from lmcache_backend_disk.config import Direct, Sync
-from lmcache_backend_disk.folder import GONE, O_DIRECT, READ, Folder, reason
+from lmcache_backend_disk.folder import (
+    GONE,
+    O_DIRECT,
+    READ,
+    Folder,
+    expiry,
+    reason,
+    stamp_for,
+)
 from lmcache_backend_disk.transfer import read_into, same_bytes, write_from
 from lmcache_core.spi import ConfigError, Corrupt, FileStatus
 
@@ -26,9 +34,18 @@ class Root:
     Args:
         exclusive: nobody else changes the folder.
         verify: read every value back before it becomes visible.
+        wall: time since 1970; what has expired by it is not there. The default lets nothing expire.
     """
 
-    def __init__(self, folder: Folder, *, exclusive: bool, sync: Sync, verify: bool) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        exclusive: bool,
+        sync: Sync,
+        verify: bool,
+        wall: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.path = folder.path
         self.direct = False
         self._folder = folder
@@ -36,6 +53,7 @@ class Root:
         self._exclusive = exclusive
         self._sync = sync
         self._verify = verify
+        self._wall = wall
         self.fan_out = 256
         self._links = True
         self._remade = False
@@ -95,6 +113,11 @@ class Root:
             return None
         return found
 
+    def live(self, name: str) -> FileStatus | None:
+        """Describe a value that has not expired, or None."""
+        found = self.find(name)
+        return None if found is None or self._expired(found) else found
+
     def status(self, name: str, shard: str) -> FileStatus | None:
         """Describe whatever has this name in a shard, or None."""
         try:
@@ -127,18 +150,20 @@ class Root:
                 self._give_up_direct(error)
         return None
 
-    def write(self, name: str, views: Sequence[memoryview]) -> bool:
+    def write(
+        self, name: str, views: Sequence[memoryview], *, expires: float | None = None
+    ) -> bool:
         """Make a value visible, whole, at the promised durability; False when there is one already."""
-        if self._present(name):
+        if self.present(name):
             self._settle(name)
             return False
         try:
-            stored = self._publish(views, name)
+            stored = self._publish(views, name, expires)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise
             self._give_up_direct(error)
-            stored = self._publish(views, name)
+            stored = self._publish(views, name, expires)
         try:
             self._settle(name)
         except OSError:
@@ -146,6 +171,18 @@ class Root:
                 self._folder.discard(self.path_of(name))
             raise
         return stored
+
+    def present(self, name: str) -> bool:
+        """Whether there is a value already; one that has expired is removed."""
+        found = self._asked(name)
+        if found is None or not self._expired(found):
+            return found is not None
+        with self._folder.mutex:  # another thread may have stored it anew meanwhile
+            found = self._asked(name)
+            if found is None or not self._expired(found):
+                return found is not None
+            self._folder.discard(self.path_of(name))
+            return False
 
     def remove(self, name: str, *, only: Callable[[FileStatus], bool] | None = None) -> bool:
         """Delete a value; tell whether it was there."""
@@ -189,6 +226,8 @@ class Root:
             if not found.is_file:
                 self._foreign(path)
                 return None
+            if self._expired(found):
+                return None
             into = views(found.nbytes)
             wanted = sum(view.nbytes for view in into)
             scratch = self._folder.scratch.view if direct else None
@@ -199,39 +238,50 @@ class Root:
             raise Corrupt(f"{path} ended after {offset + got} of {offset + wanted} bytes")
         return got
 
-    def _present(self, name: str) -> bool:
+    def _asked(self, name: str) -> FileStatus | None:
+        """``find``, past what this node remembers of a shared folder."""
         if self._exclusive:
-            return self.find(name) is not None
+            return self.find(name)
         # The attributes a node remembers may outlive a value that another one deleted; opening asks the server.
         try:
             descriptor = self._files.open(self.path_of(name), READ)
         except OSError as error:
             if error.errno in (*GONE, errno.ELOOP):
-                return False
+                return None
             raise
         try:
-            return self._files.status_of(descriptor).is_file
+            found = self._files.status_of(descriptor)
         finally:
             self._files.close(descriptor)
+        return found if found.is_file else None
 
-    def _publish(self, views: Sequence[memoryview], name: str) -> bool:
+    def _publish(self, views: Sequence[memoryview], name: str, expires: float | None) -> bool:
         """Write a file and give it its name; False when the name is taken."""
         direct = self.direct
         temporary, descriptor = self._folder.create(O_DIRECT if direct else 0)
         try:
             try:
-                self._write(descriptor, views, direct=direct)
+                self._write(descriptor, views, direct=direct, expires=expires)
             finally:
                 self._files.close(descriptor)
             return self._name(temporary, name)
         finally:
             self._folder.discard(temporary)
 
-    def _write(self, descriptor: int, views: Sequence[memoryview], *, direct: bool) -> None:
+    def _write(
+        self,
+        descriptor: int,
+        views: Sequence[memoryview],
+        *,
+        direct: bool,
+        expires: float | None,
+    ) -> None:
         files, scratch = self._files, self._folder.scratch.view
         nbytes = sum(view.nbytes for view in views)
         files.allocate(descriptor, nbytes)
         write_from(files, descriptor, views, scratch=scratch if direct else None)
+        if expires is not None and (stamp := stamp_for(expires)) is not None:
+            files.stamp(descriptor, stamp)
         if files.status_of(descriptor).nbytes != nbytes:
             raise OSError(errno.EIO, "file has another length than was written")
         if self._sync is not Sync.NONE:
@@ -277,6 +327,10 @@ class Root:
             self._folder.sync(f"{self.path}/{self.shard_of(name)}")
             if self._remade:
                 self._folder.sync(self.path)
+
+    def _expired(self, found: FileStatus) -> bool:
+        expires = expiry(found)
+        return expires is not None and expires <= self._wall()
 
     def _foreign(self, path: str) -> None:
         self._folder.note("foreign", f"{path} is no regular file; left alone, treated as a miss")

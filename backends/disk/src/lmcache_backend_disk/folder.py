@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from lmcache_core.spi import Files
+from lmcache_core.spi import Files, FileStatus
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in place of a file must not block
@@ -16,6 +16,8 @@ CREATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _SCRATCH_NBYTES = 1 << 20
+_EARLIER_S, _OLDEST = 1.5e9, 1e9
+"""A value that expires has that time, so much earlier, as its modification time: before 2001, as nothing else here."""
 
 
 class Scratch(threading.local):
@@ -95,6 +97,17 @@ class Folder:
                 raise  # those two: folders cannot be synced here, their changes are synchronous
         finally:
             self.files.close(descriptor)
+
+
+def expiry(found: FileStatus) -> float | None:
+    """Time since 1970 when a value expires, None for never."""
+    return found.modified + _EARLIER_S if found.modified < _OLDEST else None
+
+
+def stamp_for(expires: float) -> float | None:
+    """Modification time that ``expiry`` reads; None for a time so far off that it cannot be told."""
+    stamp = max(0.0, expires - _EARLIER_S)
+    return stamp if stamp < _OLDEST else None
 
 
 def reason(error: OSError) -> str:
