@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine import ENVIRONMENT, Engine, daemon, free_port, tail, wait
-from judging import full, make_prompts
+from engine import ENVIRONMENT, Answer, Engine, daemon, free_port, tail, wait
+from judging import differences, full, make_prompts
 
 VLLM = str(Path(sys.executable).with_name("vllm"))
 ON_A_CPU = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
@@ -78,8 +78,6 @@ def serve(
     port = free_port()
     words = [*command, VLLM, "serve", str(model), *flags, *ON_A_CPU, "--port", str(port)]
     given = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | (env or {})
-    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD"):
-        given.pop(name, None)  # stock
     with open(log, "wb") as out:
         process = subprocess.Popen(
             words, stdout=out, stderr=out, env=given, start_new_session=True, cwd=log.parent
@@ -108,26 +106,31 @@ def _healthy(served: Served) -> bool:
 
 
 @pytest.fixture(scope="module")
-def plain(model: Callable[[str], Path], folder: Path) -> list[list[int]]:
+def plain(model: Callable[[str], Path], folder: Path) -> list[Answer]:
     """What the engine says without a cache."""
     options = {"enable_prefix_caching": False}
     with Engine(model("llama"), folder / "plain.log", options=options) as engine:
-        return [answer.tokens for answer in engine.generate(PROMPTS, tokens=TOKENS)]
+        return engine.generate(PROMPTS, tokens=TOKENS)
 
 
-def check_hits(served: Served, plain: list[list[int]]) -> None:
+def asked(served: Served) -> list[Answer]:
+    """All answers; a server does not tell how far the logits lay apart."""
+    return [Answer(served.complete(prompt), [], 0, "length") for prompt in PROMPTS]
+
+
+def check_hits(served: Served, plain: list[Answer]) -> None:
     """Ask twice, vLLM's own cache emptied in between: equal answers, every full block from ours."""
-    assert [served.complete(prompt) for prompt in PROMPTS] == plain
+    differences(asked(served), plain)
     served.forget()
     before, local = served.external(), served.local()
-    assert [served.complete(prompt) for prompt in PROMPTS] == plain
+    differences(asked(served), plain)
     hits, local = served.external() - before, served.local() - local
     assert hits > local
     assert hits + local == sum(full(len(prompt)) for prompt in PROMPTS)
 
 
 def test_the_published_line_of_the_name_in_the_process(
-    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+    model: Callable[[str], Path], folder: Path, plain: list[Answer]
 ) -> None:
     """`LMCACHE_CHUNK_SIZE=8 vllm serve MODEL --kv-transfer-config '{"kv_connector":"LMCacheConnectorV1",...`"""
     line = ["--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}']
@@ -143,7 +146,7 @@ def test_the_published_line_of_the_name_in_the_process(
 
 
 def test_the_published_lines_of_the_shared_daemon(
-    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+    model: Callable[[str], Path], folder: Path, plain: list[Answer]
 ) -> None:
     """`lmcache server --chunk-size 16`, then `vllm serve` with LMCacheMPConnector and its host and port."""
     with daemon(folder / "daemon", "--chunk-size", "16") as running:
@@ -154,7 +157,7 @@ def test_the_published_lines_of_the_shared_daemon(
 
 
 def test_the_offloading_flags_start_a_private_daemon_of_that_size(
-    model: Callable[[str], Path], folder: Path, plain: list[list[int]]
+    model: Callable[[str], Path], folder: Path, plain: list[Answer]
 ) -> None:
     """`--kv-offloading-backend lmcache --kv-offloading-size 0.25`, here as arguments of ``LLM``."""
     options = {"kv_offloading_backend": "lmcache", "kv_offloading_size": 0.25}
@@ -162,7 +165,7 @@ def test_the_offloading_flags_start_a_private_daemon_of_that_size(
     with Engine(model("llama"), folder / "offload.log", env=env, options=options) as engine:
         for _ in range(2):
             answers = engine.generate(PROMPTS, tokens=TOKENS, one_by_one=True)
-            assert [answer.tokens for answer in answers] == plain
+            differences(answers, plain)
             assert engine.call("reset_prefix_cache")
         assert [answer.cached for answer in answers] == [full(len(p)) for p in PROMPTS]
         assert engine.call("external") > 0
