@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial, reduce
 from itertools import groupby, repeat
+from operator import or_
 
 import msgspec
 
@@ -17,14 +18,6 @@ from lmcache_core.wire.records import MOST_KEYS, Record, Run
 LENGTH = struct.Struct("<I")
 """What stands in front of every record."""
 
-Request = (
-    records.Hello | records.Auth | records.Ping | records.Segments | records.Register | records.Find
-    | records.Load | records.Reserve | records.Commit | records.Part | records.Delete
-    | records.Dispatch | records.Release | records.Abort | records.Prefill | records.Describe
-    | records.Stats | records.List | records.Clear | records.Flush | records.Freeze | records.Quota
-    | records.Tier | records.Move | records.Prefetch | records.Pin | records.Reload
-    | records.LogLevel
-)  # fmt: skip
 Reply = (
     replies.Welcome | replies.Mapped | replies.Registered | replies.Found | replies.Granted
     | replies.Reserved | replies.Committed | replies.Count | replies.Document | replies.Values
@@ -35,7 +28,14 @@ ONE_WAY = (records.Dispatch, records.Release, records.Abort, records.Prefill)
 NOTICES = (replies.Ready, replies.Revoke, replies.Boot)
 
 _encoder = msgspec.msgpack.Encoder()
-decode_request = msgspec.msgpack.Decoder(Request, strict=True).decode
+_REQUESTS = [
+    kind
+    for kind in vars(records).values()
+    if isinstance(kind, type) and issubclass(kind, Record) and kind not in (Record, records.Message)
+]
+decode_request: Callable[[memoryview | bytes], Record] = msgspec.msgpack.Decoder(
+    reduce(or_, _REQUESTS), strict=True
+).decode
 decode_reply = msgspec.msgpack.Decoder(Reply | Notice, strict=True).decode
 DecodeError = msgspec.DecodeError
 _key = partial(tuple.__new__, Key)  # a named tuple's own constructor is four times as slow

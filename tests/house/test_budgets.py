@@ -24,7 +24,7 @@ CEILINGS = {
     "spi": 1100,
     "storage": 2710,
     "testing": 3570,
-    "wire": 1540,
+    "wire": 1710,
     "wrappers": 1170,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
