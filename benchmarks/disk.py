@@ -86,20 +86,25 @@ def key(number: int) -> Key:
 
 def frames(nbytes: int, count: int) -> list[memoryview]:
     """Sealed frames of exactly ``nbytes`` in page-aligned memory, four segments each."""
-    head = frame.header_nbytes(4)
-    share = (nbytes - head) // 4
-    spec = KVSpec(
-        "uint8", 256, 1, 0, 0, Interior.PAGE, tuple(SegmentSpec(i, 0, 1, share) for i in range(4))
-    )
     memory = memoryview(mmap.mmap(-1, nbytes * count))
     pattern = os.urandom(MIB)
     for at in range(0, memory.nbytes, MIB):
         memory[at : at + MIB] = pattern
     values = [memory[at : at + nbytes] for at in range(0, memory.nbytes, nbytes)]
-    for number, value in enumerate(values):
+    seal(values)
+    return values
+
+
+def seal(values: Sequence[memoryview], first: int = 0) -> None:
+    """Make frames of what is there, of the keys from ``first`` on."""
+    head = frame.header_nbytes(4)
+    share = (values[0].nbytes - head) // 4
+    spec = KVSpec(
+        "uint8", 256, 1, 0, 0, Interior.PAGE, tuple(SegmentSpec(i, 0, 1, share) for i in range(4))
+    )
+    for number, value in enumerate(values, first):
         value[head : head + 8] = number.to_bytes(8, "little")
         frame.seal_value(value[:head], value[head:], key(number), spec=spec)
-    return values
 
 
 async def tier(folder: Path, *, sync: Sync, direct: Direct) -> AbstractBackend:
@@ -112,21 +117,25 @@ async def tier(folder: Path, *, sync: Sync, direct: Direct) -> AbstractBackend:
     return checked
 
 
-async def stored(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
-    """Bytes per second of storing everything, ``batch`` values a call."""
+async def stored(
+    backend: AbstractBackend, values: Sequence[memoryview], batch: int, first: int = 0
+) -> float:
+    """Bytes per second of storing everything, ``batch`` values a call, under the keys from ``first`` on."""
 
     async def store(part: range) -> None:
-        results = await backend.store([Store(key(n), (values[n],)) for n in part])
+        results = await backend.store([Store(key(first + n), (values[n],)) for n in part])
         assert {result.status for result in results} == {StoreStatus.STORED}, results
 
     return await timed(store, values, batch)
 
 
-async def loaded(backend: AbstractBackend, values: Sequence[memoryview], batch: int) -> float:
+async def loaded(
+    backend: AbstractBackend, values: Sequence[memoryview], batch: int, first: int = 0
+) -> float:
     """The same for loading everything into ``values``."""
 
     async def load(part: range) -> None:
-        results = await backend.load([Load(key(n), (values[n],)) for n in part])
+        results = await backend.load([Load(key(first + n), (values[n],)) for n in part])
         assert {result.status for result in results} == {LoadStatus.FILLED}, results
 
     return await timed(load, values, batch)
@@ -245,11 +254,11 @@ async def against_peer(folder: Path, peer: str, laps: int) -> list[Row]:
             backend = await tier(work / "ours", sync=Sync.NONE, direct=direct)
             assert isinstance(backend, Check)
             ours: dict[str, list[float]] = {kind: [] for kind in rates}
-            for _ in range(6):
-                for kind, store in (("", backend.inner), (" verified", backend)):
-                    ours["store" + kind].append(await stored(store, values, batch))
-                    ours["load" + kind].append(await loaded(store, values, batch))
-                    await backend.delete([key(number) for number in range(batch)])
+            for first in range(0, 12 * batch, batch):  # new keys each time, like the peer
+                seal(values, first)
+                kind, store = (" verified", backend) if first // batch % 2 else ("", backend.inner)
+                ours["store" + kind].append(await stored(store, values, batch, first))
+                ours["load" + kind].append(await loaded(store, values, batch, first))
             await backend.aclose()
             theirs = theirs or await asyncio.to_thread(rates_of, peer, placed)
             for verb in rates:

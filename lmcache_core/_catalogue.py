@@ -483,6 +483,17 @@ CATALOGUE: tuple[Entry, ...] = (
         needs="torch (the CPU build is enough), transformers; gguf and accelerate once",
     ),
     Entry(
+        kind="commands",
+        name="bench-serde",
+        dist="lmcache-engine-transformers",
+        path="engines/transformers",
+        object="lmcache_engine_transformers.bench.command:app",
+        help="Encode a model's memory with every serde: size, error, what the model says on top of it, speed.",
+        extra="transformers",
+        status="experimental",
+        needs="torch (the CPU build is enough), transformers; matplotlib for pictures",
+    ),
+    Entry(
         kind="engines",
         name="transformers",
         dist="lmcache-engine-transformers",

@@ -1,0 +1,1 @@
+"""Bench for encodings of key/value memory: ``lmcache bench serde MODEL``."""
