@@ -38,7 +38,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "tier"), [("float32", "disk"), ("bf16", "disk"), ("float32", "redis")]
+    ("dtype", "tier"),
+    [("float32", "disk"), ("bf16", "redis"), ("float32", "s3")],
 )
 def test_the_whole_demo_finds_every_full_chunk(
     folder: Path, tmp_path: Path, dtype: str, tier: str

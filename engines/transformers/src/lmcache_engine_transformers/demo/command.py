@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lmcache_core.spi import ConfigError
+from lmcache_core.spi import ConfigError, Secret
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 DOCUMENT = "examples/documents/operators-handbook.md"
@@ -156,7 +156,11 @@ def _empty(plugin: str, place: Path) -> dict[str, Any]:
         return {"path": str(kept), "size": "4GiB"}
     config = found.testing_config()
     written = ((field, getattr(config, field.name)) for field in fields(config))
-    return {field.name: value for field, value in written if value != field.default}
+    return {
+        field.name: value.reveal() if isinstance(value, Secret) else value
+        for field, value in written
+        if value != field.default
+    }
 
 
 def measure(
