@@ -63,6 +63,7 @@ class Request:
     life: int = 0  # steps of an earlier one count no more
     placeholders: int = 0
     served: int | None = None
+    before: str = ""
 
     def __post_init__(self):
         self.prompt = len(self.all_token_ids)
@@ -182,6 +183,7 @@ class Engine:
         self.queue = deque()
         self.over = set()
         self.outputs = {}
+        self.zombies = {}
         self.recomputed = self.external = 0
 
     def close(self):
@@ -224,8 +226,16 @@ class Engine:
         """New weights, as a training loop sets them: everything is preempted, both caches are emptied."""
         while self.queue:
             self.update(self.queue.popleft())
+        while any(request.state == "loading" for request in self.requests.values()):
+            self.step()
+            while self.queue:
+                self.update(self.queue.popleft())
         while self.running:
             self._preempt(self.running.pop())
+        for id in self.waiting:
+            request = self.requests[id]
+            self.pool.give(request.table)  # loaded and not begun
+            request.table, request.num_computed_tokens = [], 0
         self.pool.reset()
         assert self.scheduler.reset() is not False
         self.salt = salt
@@ -258,8 +268,19 @@ class Engine:
             if left <= 0:
                 break
             request = self.requests[id]
+            if request.state == "loading":
+                continue
+            if request.num_computed_tokens:  # loaded while it waited
+                known, new = request.num_computed_tokens, request.num_tokens
+                new = min(new - known, left)
+                if not self._grow(request, known + new):
+                    break
+                self.scheduler.allocated(request, 0)
+                self._admit(request, known, new, fresh, resumed, scheduled, before)
+                left -= new
+                continue
             local = self._local(request)
-            external, _ = self.scheduler.matched(request, len(local) * BLOCK)
+            external, waits = self.scheduler.matched(request, len(local) * BLOCK)
             again, _ = self.scheduler.matched(request, len(local) * BLOCK)
             assert again == external, "asked again, another answer"
             if external is None:
@@ -267,7 +288,7 @@ class Engine:
             assert external % BLOCK == 0
             known = len(local) * BLOCK + external
             assert known < request.num_tokens
-            new = min(request.num_tokens - known, left)
+            new = 0 if waits else min(request.num_tokens - known, left)
             for block in local:
                 self.pool.touch(block)
             request.table = list(local)
@@ -275,16 +296,16 @@ class Engine:
                 self.pool.give(request.table)
                 request.table = []
                 break
-            self.waiting.remove(id)
-            self.scheduler.allocated(request, external)
+            table = SimpleNamespace(get_block_ids=lambda request=request: (list(request.table),))
+            self.scheduler.allocated(request, external, table)
             self.external += external
-            request.num_computed_tokens = known
             if request.served is None:
                 request.served = known
-            (resumed if request.state == "preempted" else fresh).append(id)
-            request.state = "running"
-            self.running.append(id)
-            scheduled[id], before[id] = new, known
+            if waits:
+                request.num_computed_tokens, request.before = known, request.state
+                request.state = "loading"
+                continue
+            self._admit(request, known, new, fresh, resumed, scheduled, before)
             left -= new
         for id, new in scheduled.items():
             request = self.requests[id]
@@ -323,6 +344,15 @@ class Engine:
                 request.placeholders += 1
         return out
 
+    def _admit(self, request, known, new, fresh, resumed, scheduled, before):
+        id = request.request_id
+        self.waiting.remove(id)
+        request.num_computed_tokens = known
+        (resumed if request.state == "preempted" else fresh).append(id)
+        request.state = "running"
+        self.running.append(id)
+        scheduled[id], before[id] = new, known
+
     def _local(self, request):
         found = []
         for at in range((request.num_tokens - 1) // BLOCK):
@@ -353,8 +383,11 @@ class Engine:
     def _free(self, request):
         self.requests.pop(request.request_id)
         assert self.scheduler.finished(request) == (False, None)
-        self.pool.give(request.table)
         self.over.add(request.request_id)
+        if request.state == "loading":
+            self.zombies[request.request_id] = request.table  # freed when the load has ended
+        else:
+            self.pool.give(request.table)
 
     # -- worker ----------------------------------------------------------------------------------------------
 
@@ -372,7 +405,8 @@ class Engine:
                     cell = kv[position][layer] if good else b"\xbd" * CELL
                     memory[table[position // BLOCK], 0, position % BLOCK] = list(cell)
         self.worker.save()
-        self.worker.get_finished(out.finished_req_ids)
+        _, out.arrived = self.worker.get_finished(out.finished_req_ids)
+        assert self.worker.missed() == set()
         out.failed = self.worker.failures()
 
     def right(self, kv, table, upto):
@@ -388,6 +422,16 @@ class Engine:
     def update(self, out):
         if out.failed:
             self._invalid(out)
+        for id in out.arrived or ():
+            request = self.requests.get(id)
+            if request is not None:
+                assert request.state == "loading"
+                request.state = request.before
+                if not request.num_computed_tokens:
+                    self.pool.give(request.table)
+                    request.table = []
+            elif id in self.zombies:
+                self.pool.give(self.zombies.pop(id))
         for id, new in out.num_scheduled_tokens.items():
             request = self.requests.get(id)
             if request is None or request is not out.asked[id]:
@@ -411,8 +455,10 @@ class Engine:
         vLLM lets the first of several requests that share a block compute it and trusts the others to read it
         in the same step, and it takes the output of steps that were under way; here neither is assumed.
         """
-        for id in self.running:
+        for id in [*self.running, *self.waiting]:
             request = self.requests[id]
+            if request.state not in ("running", "loading"):
+                continue
             base = request.num_computed_tokens - request.flying
             bad = [at for at in range(-(-base // BLOCK)) if request.table[at] in out.failed]
             if bad:

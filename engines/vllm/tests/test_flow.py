@@ -118,6 +118,23 @@ def test_preempted_requests_come_back_from_the_cache(make):
     assert engine.external > 0
 
 
+def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make(async_load=True)
+    assert served(engine, PROMPT) == 40
+    engine.pool.reset()
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine)
+        served(engine, PROMPT)
+    assert engine.recomputed >= 1
+    engine.pool.reset()
+    aborted = engine.add(PROMPT)
+    engine.step()
+    engine.abort(aborted)
+    engine.run()
+    assert served(engine, PROMPT) == 40
+
+
 def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
     served(make(), PROMPT)
     engine = make()

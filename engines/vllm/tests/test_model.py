@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from engines.vllm.tests.fake import NAMES, Engine
 from engines.vllm.tests.test_flow import settled
+from tests.wire.daemons import wait_for
 
 FAMILIES = [list(range(n, n + 48)) for n in (0, 100)]
 
@@ -37,7 +38,6 @@ class Faults:
         self._plant(
             worker, "reserve", lambda given: [worker.abort(g) for g in given if hasattr(g, "grant")]
         )
-        self.refusals = []
 
     def _plant(self, client, name, undo, before=False):
         real = getattr(client, name)
@@ -61,11 +61,12 @@ class Faults:
 @given(
     how=st.fixed_dictionaries(SETTINGS),
     save_decode=st.booleans(),
+    background=st.booleans(),
     history=st.lists(st.one_of(requests, others), min_size=5, max_size=40),
 )
-def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, history):
+def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, history):
     model = f"any-{next(NAMES)}"
-    flags = {"save_decode_cache": save_decode, "model": model}
+    flags = {"save_decode_cache": save_decode, "model": model, "async_load": background}
     engine = Engine(daemon, **how, **flags)
     faults, epochs, ids = Faults(engine), 0, []
     try:
@@ -95,17 +96,18 @@ def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, history):
                     if half.client.home is not None:
                         half.client._lost(half.client.home)
             elif name == "restart" and not engine.requests and not epochs:
-                engine.run()
+                for half in (engine.scheduler, engine.worker):
+                    wait_for(lambda half=half: half.client.home is not None)
                 engine.close()
                 engine = Engine(daemon, **how, **flags)
                 faults = Faults(engine)
         engine.run()
         assert not engine.worker.off and not engine.scheduler.off
-        for name in faults.left:
-            faults.left[name] = 0
+        for half in (engine.scheduler, engine.worker):  # or nobody tells the daemon what has ended
+            wait_for(lambda half=half: half.client.home is not None)
+        settled(daemon)
     finally:
         engine.close()
-    settled(daemon)
 
 
 def _key(scheduler, digest):

@@ -67,6 +67,11 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return self.halves.get_finished(finished_req_ids)
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving |= self.halves.missed()
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.halves.failures()
 
@@ -78,7 +83,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self.halves.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self.halves.allocated(request, num_external_tokens)
+        self.halves.allocated(request, num_external_tokens, blocks)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         return self.halves.build(scheduler_output)

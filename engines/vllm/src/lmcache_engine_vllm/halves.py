@@ -51,11 +51,14 @@ class Halves:
         ConfigError: the cache cannot work as it is configured; the engine does not start.
     """
 
+    waits = True
+    """Whether vLLM can hold a request back while its load goes on."""
+
     def __init__(self, config: Any, cache_config: Any, scheduling: bool, *, shared: bool) -> None:
         self.off = False
         self.config = config
         self.cache_config = cache_config
-        self.settings = settings.read(config, shared=shared)
+        self.settings = settings.read(config, shared=shared, waits=self.waits)
         self.cache: Cache
         self.client: DaemonClient
         self.cache, self.client = settings.open_cache(self.settings)
@@ -64,6 +67,10 @@ class Halves:
         try:
             engine.refuse(config)
             self.parts = parts(cache_config)
+            if not self.waits and len(self.parts) > 1:
+                raise ConfigError(
+                    "several KV cache groups need the name LMCacheMPConnector or LMCacheConnector"
+                )
             self.chunk = chunk_of(self.parts, self.cache.config.engine.chunk_size)
         except ConfigError as error:
             LOG.warning("this engine runs without a cache: %s", error)
@@ -170,12 +177,20 @@ class Halves:
         if self.worker is not None:
             self.worker.save()
 
-    @bounded(lambda: (None, None))
+    def missed(self) -> set[str]:
+        """Of the requests last told as finished, those whose load has failed as a whole."""
+        if self.worker is None:
+            return set()
+        missed, self.worker.missed = self.worker.missed, set()
+        return missed
+
     def get_finished(self, ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose transfers in the background have ended."""
-        if self.worker is not None:
-            self.worker.forget(ids)
-        return None, None
+        if self.worker is None:
+            return None, None
+        self.worker.forget(ids)
+        arrived, self.worker.arrived = self.worker.arrived, set()
+        return None, arrived or None
 
     def failures(self) -> set[int]:
         """Blocks that were promised and are not filled."""
@@ -186,12 +201,16 @@ class Halves:
     @bounded(lambda: (0, False))
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
-        return (self.scheduler.matched(request, local) if self.scheduler else 0), False
+        if self.scheduler is None:
+            return 0, False
+        offered = self.scheduler.matched(request, local)
+        return offered, bool(offered) and self.scheduler.background
 
-    def allocated(self, request: Any, external: int) -> None:
+    def allocated(self, request: Any, external: int, blocks: Any = None) -> None:
         """The engine has taken so much of the offer."""
         if self.scheduler is not None:
-            self.scheduler.allocated(request.request_id, external)
+            tables = blocks.get_block_ids() if blocks is not None and external else None
+            self.scheduler.allocated(request.request_id, external, tables)
 
     def build(self, out: Any) -> Step:
         """The orders of a step. An error in here must not lose what was promised."""
@@ -209,6 +228,9 @@ class Halves:
         failed = getattr(output, "invalid_block_ids", None)
         if failed and manager is not None and hasattr(manager, "evict_blocks"):
             manager.evict_blocks(failed)
+        missed = getattr(output, "failed_recving", None)
+        if missed and self.scheduler is not None:
+            self.scheduler.bypass(missed)
 
     @bounded(lambda: (False, None))
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:

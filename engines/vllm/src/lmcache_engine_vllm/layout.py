@@ -27,7 +27,7 @@ from lmcache_core.wire.records import Form
 
 ROWS = {
     "FLASH_ATTN", "FLASH_ATTN_VLLM_V1", "FLASHINFER", "TRITON_ATTN", "TRITON_ATTN_VLLM_V1", "FLEX_ATTENTION",
-    "FLASHMLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA", "CPU_MLA",
+    "FLASHMLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA",
 }  # fmt: skip
 """Attention backends whose (token, head) cells are plain rows; of all others only whole blocks are known."""
 PLAIN = ("float32", "float16", "bfloat16")
@@ -146,6 +146,10 @@ def parts(cache: Any) -> tuple[Part, ...]:
     """
     chosen = getattr(cache, "prefix_cacheable_group_ids", range(len(cache.kv_cache_groups)))
     found = []
+    for group in cache.kv_cache_groups:
+        # Whatever the engine thinks of its reuse: without its state a prefix is not what it was.
+        if any("Mamba" in base.__name__ for base in type(group.kv_cache_spec).__mro__):
+            raise ConfigError("models with a recurrent state are not kept yet")
     for index in chosen:
         group = cache.kv_cache_groups[index]
         reuse, window = _rule(group.kv_cache_spec)
@@ -207,6 +211,10 @@ def keep(
         for name in sorted(held, key=lambda name: (numbers[name], name))
         for plane, content in enumerate(split or [None])
     )  # fmt: skip
+    if any(name.startswith("CPU_MLA") for name in names):
+        raise ConfigError(
+            "latent attention of vLLM on CPU computes no token on top of a prefix, whosever it is"
+        )
     if any(spec.states != states for spec in specs):
         raise ConfigError(
             f"blocks of group {part.index} hold {specs[0].states} tokens, not {states}"
@@ -245,8 +253,6 @@ def _rule(spec: Any) -> tuple[Reuse, int]:
             return rules.pop()
         raise ConfigError("layers of one KV cache group are reused by different rules")
     names = {base.__name__ for base in type(spec).__mro__}
-    if "MambaSpec" in names:
-        return Reuse.POINT, 0
     if "SlidingWindowSpec" in names:
         return Reuse.WINDOW, int(spec.sliding_window)
     if "FullAttentionSpec" in names:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache_core.config import EngineConfig
-from lmcache_core.engine.reuse import Span
+from lmcache_core.engine.reuse import Span, Wanted, legal_end, wanted
 from lmcache_core.identity import Chain, KeyManager, Unkeyable
 from lmcache_core.observers import Metrics
-from lmcache_core.spi import Key
+from lmcache_core.spi import Key, Reuse
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
@@ -47,6 +47,7 @@ class Asked:
         computed: tokens that are computed when the steps so far are.
         kept: chunks that the cache has or was told to take.
         fill: tokens that count as prompt; those behind it were generated since.
+        tables: blocks of a plan that is carried out while the request waits.
     """
 
     request: Any
@@ -63,6 +64,7 @@ class Asked:
     kept: int = 0
     fill: int = 0
     told: bool = False
+    tables: Tables | None = None
     held: list[RemoteLeases] = field(default_factory=list)
 
 
@@ -95,10 +97,15 @@ class Scheduler:
         self.breaker = Breaker(now=now)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
+        self.whole = any(part.reuse is not Reuse.ALL for part in parts)
+        """A hit is taken to its end or not at all: windows and states are kept for that end only."""
+        self.background = settings.background or len(parts) > 1
+        """Loads happen while the request waits: only so can one of several groups fail."""
         self._managers = dict(managers or {})
         self._now = now
         self._turn = 0
         self._step = Step()
+        self._waiting: list[str] = []
         self._epoch = b""
         self._boot = b""
         self._space = b""
@@ -112,23 +119,42 @@ class Scheduler:
         asked = self._asked(request)
         if asked is None:
             return 0
-        asked.plan, asked.base, asked.computed = None, None, 0
+        asked.plan, asked.base, asked.computed, asked.tables = None, None, 0, None
         asked.local = local
         if self.settings.loads:
             self._ask(asked)
         reach = min(asked.reach, request.num_tokens - 1)
+        if self.whole:
+            reach = asked.reach if asked.reach == reach else 0
         more = reach - reach % self.page - local
         return more if more >= max(1, self.options.min_retrieve_tokens) else 0
 
-    def allocated(self, id: str, external: int) -> None:
-        """The engine has taken ``external`` tokens of the offer, and has blocks for them."""
+    def allocated(
+        self, id: str, external: int, found: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """The engine has taken ``external`` tokens of the offer, and has blocks for them.
+
+        Args:
+            found: its block tables, where it tells them; needed for loads in the background.
+        """
         asked = self.states.get(id)
         if asked is None:
             return
         if external > 0 and asked.leases is not None:
             asked.plan = (asked.local, asked.local + external)
+            if self.background and found is not None:
+                asked.tables = tuple(tuple(found[part.index]) for part in self.parts)
+                self._waiting.append(id)
         elif asked.plan is None:
             self._let_go(asked)
+
+    def bypass(self, ids: Iterable[str]) -> None:
+        """Loads of these requests have failed; they are computed."""
+        for id in ids:
+            asked = self.states.get(id)
+            if asked is not None:
+                self._let_go(asked)
+                asked.until = float("inf")
 
     def finished(self, id: str) -> None:
         """The request is over, in whatever state."""
@@ -154,6 +180,7 @@ class Scheduler:
         """What the workers do in this step, from vLLM's ``SchedulerOutput``."""
         self._turn += 1
         step = self._step = Step(self._turn)
+        self._background(step)
         new, cached = out.scheduled_new_reqs, out.scheduled_cached_reqs
         for each in new:
             self._advance(step, out, each.req_id, each.num_computed_tokens)
@@ -164,9 +191,10 @@ class Scheduler:
     def lost(self, out: Any) -> Step:
         """The step when ``build`` has failed: what was promised and not yet dispatched is reported lost."""
         step = Step(self._turn, self._step.loads)
+        self._background(step, lost=True)
         for id in out.num_scheduled_tokens:
             asked = self.states.get(id)
-            if asked is not None and asked.plan is not None:
+            if asked is not None and asked.plan is not None and asked.tables is None:
                 step.loads.append(self._load(asked, None, self._tables(out, id)))
         self.close()
         return step
@@ -175,6 +203,16 @@ class Scheduler:
         """Let everything go."""
         for id in list(self.states):
             self.finished(id)
+
+    def _background(self, step: Step, *, lost: bool = False) -> None:
+        waiting, self._waiting = self._waiting, []
+        for id in waiting:
+            asked = self.states.get(id)
+            if asked is not None and asked.plan is not None and asked.tables is not None:
+                tables = asked.tables
+                step.loads.append(
+                    self._load(asked, None, tables) if lost else self._dispatch(asked, tables)
+                )
 
     def _advance(self, step: Step, out: Any, id: str, computed: int) -> None:
         asked = self.states.get(id)
@@ -241,21 +279,16 @@ class Scheduler:
                 )
                 asked.held.append(leases)
         load = self._load(asked, handle, tables)
-        asked.plan, asked.reach = None, 0
+        asked.plan, asked.tables, asked.reach = None, None, 0
         return load
 
     def _load(self, asked: Asked, handle: Any, tables: Tables) -> Load:
         assert asked.plan is not None
         first, end = asked.plan
         return Load(
-            asked.request.request_id,
-            handle,
-            asked.spots,
-            first,
-            end,
-            asked.request.num_tokens,
-            tables,
-        )
+            asked.request.request_id, handle, asked.spots, first, end, asked.request.num_tokens,
+            tables, asked.tables is not None,
+        )  # fmt: skip
 
     def _tables(self, out: Any, id: str, end: int | None = None) -> Tables:
         found = out.kv_connector_block_state.get_block_ids(id) or ()
@@ -294,8 +327,8 @@ class Scheduler:
         return True
 
     def _ask(self, asked: Asked) -> None:
-        if asked.leases is not None and asked.leases.home is not self.client.home:
-            self._let_go(asked)  # of a daemon that is gone
+        if asked.leases is not None and self.client.home not in (None, asked.leases.home):
+            self._let_go(asked)  # its daemon has a successor, and no rank need remember it
         if asked.leases is not None or self._now() < asked.until:
             return
         asked.reach, asked.spots = 0, ()
@@ -316,22 +349,37 @@ class Scheduler:
         self.metrics.add("lmcache_missed_tokens_total", tokens - asked.reach)
 
     def _lease(self, asked: Asked, spans: Sequence[Span]) -> None:
-        keys = [Key(self._space, digest, 0) for digest, _, _ in spans]
-        loaded = self.client.load(
-            keys,
-            None,
-            deadline=self.breaker.deadline(),
-            tokens=self.chunk,
-            tenant=asked.wishes.tenant,
-        )
-        leases = loaded.leases
-        if len(leases) and isinstance(leases, RemoteLeases):
-            if leases.values is not None:  # streamed here; the ranks are elsewhere
-                self.client.release(leases)
+        """Lease what the longest legal hit over ``spans`` needs, and put it on offer."""
+        space, count, missing = self._space, len(spans), set[Key]()
+        parts: Any = self.parts  # a part says of its reuse what a group of the key space does
+        if self.whole:
+            count = min(count, (asked.request.num_tokens - 1) // self.chunk)
+            every = [
+                Key(space, digest, n) for digest, _, _ in spans[:count] for n in range(len(parts))
+            ]
+            found = self.client.lookup(every, deadline=self.breaker.deadline(), tokens=self.chunk)
+            missing = {key for key, place in zip(every, found.places, strict=True) if place is None}
+            count = legal_end(spans[:count], parts, space, missing)
+        while count:
+            wants: list[Wanted] = wanted(spans[:count], parts, space)
+            loaded = self.client.load(
+                [want.key for want in wants], None, deadline=self.breaker.deadline(),
+                tokens=self.chunk, tenant=asked.wishes.tenant,
+            )  # fmt: skip
+            leases = loaded.leases
+            if not isinstance(leases, RemoteLeases) or leases.values is not None:
+                self.client.release(leases)  # streamed to here; the ranks are elsewhere
                 return
-            asked.leases = leases
-            asked.spots = tuple(span[1] for span in spans[: len(leases)])
-            asked.reach = len(leases) * self.chunk
+            if len(leases) == len(wants) or (leases and not self.whole):
+                asked.leases = leases
+                asked.spots = tuple(want.first for want in wants[: len(leases)])
+                asked.reach = asked.spots[-1] + self.chunk
+                return
+            self.client.release(leases)
+            if not self.whole:
+                return
+            missing.add(wants[len(leases)].key)
+            count = legal_end(spans[:count], parts, space, missing)
 
     def _ready(self) -> bool:
         """Whether the daemon knows all ranks of this engine; asks it once per life of it."""

@@ -19,6 +19,8 @@ class LMCacheConnectorV1Impl(Halves):
     parent: vLLM's wrapper.
     """
 
+    waits = False
+
     def __init__(self, vllm_config: Any, role: Any, parent: Any) -> None:
         super().__init__(
             vllm_config,

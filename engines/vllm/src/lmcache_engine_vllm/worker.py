@@ -22,7 +22,7 @@ from lmcache_core.wire.client import DaemonClient
 from lmcache_engine_vllm.breaker import Breaker
 from lmcache_engine_vllm.layout import Kept, Ranks
 from lmcache_engine_vllm.settings import LOG, Settings
-from lmcache_engine_vllm.steps import Load, Step, Store
+from lmcache_engine_vllm.steps import Load, Step, Store, Tables
 
 SAMPLE = 64
 """One load out of so many is verified under ``VerifyHot.SAMPLE``."""
@@ -65,6 +65,9 @@ class Worker:
         self._timer = timer
         self._seen = 0
         self._boot = b""
+        self.arrived: set[str] = set()
+        self.missed: set[str] = set()
+        """Requests whose loads in the background have ended, and those of them that failed."""
         self._stored: dict[str, tuple[int, float]] = {}
         self.register()
 
@@ -123,6 +126,7 @@ class Worker:
         try:
             for lease, spot in zip(leases, load.spots, strict=False):
                 first, end = max(spot, load.first), min(spot + size, load.end)
+                first = self._in_window(lease.key.group, load.tables, first, end)
                 if first >= end:
                     continue
                 if not self._unpack(lease, spot, first, end, load):
@@ -130,9 +134,10 @@ class Worker:
                     failed = self._lost(load, first)
                     break
                 nbytes += self.kept[lease.key.group].form.nbytes * (end - first) // size
-            else:
-                if (load.spots and load.spots[-1] + size < load.end) or not load.spots:
-                    failed = self._lost(load, (load.spots[-1] + size) if load.spots else load.first)
+            if not failed and (not load.spots or load.spots[-1] + size < load.end):
+                failed = self._lost(
+                    load, max(load.first, load.spots[-1] + size if load.spots else 0)
+                )
         finally:
             self.client.release(leases)
         if not self.ranks.rank:
@@ -154,25 +159,28 @@ class Worker:
     # -- loads ---------------------------------------------------------------------------------------------------
 
     def _finish(self, load: Load, failed: set[int]) -> None:
-        filled = set[int]()
-        for kept, table in zip(self.kept, load.tables, strict=True):
-            block = kept.part.block
-            filled.update(table[load.first // block : -(-load.end // block)])
-        self.failed -= filled
-        self.failed |= failed
-        self.reports |= failed
+        if load.background:
+            self.arrived.add(load.id)
+        if failed and len(self.kept) > 1:
+            # Only the request as a whole can be named; nobody else has seen its blocks.
+            self.missed.add(load.id)
+            failed = set()
+        else:
+            self.failed -= self._lost(load, load.first)
+            self.failed |= failed
+            self.reports |= failed
         tokens = load.end - load.first
-        lost = tokens if failed and len(self.kept) > 1 else len(failed) * self.kept[0].part.block
+        lost = tokens if load.id in self.missed else len(failed) * self.kept[0].part.block
         self.metrics.add("lmcache_loaded_tokens_total", max(0, tokens - lost))
         self.metrics.add("lmcache_failed_load_tokens_total", min(tokens, lost))
 
     def _lost(self, load: Load, first: int) -> set[int]:
-        """Blocks of a load from a token on."""
+        """Blocks of a load from a token on; block 0 stands for positions that no window reaches."""
         lost = set[int]()
         for kept, table in zip(self.kept, load.tables, strict=True):
             block = kept.part.block
             lost.update(table[first // block : -(-load.end // block)])
-        return lost
+        return lost - {0}
 
     def _unpack(self, lease: Any, spot: int, first: int, end: int, load: Load) -> bool:
         """Copy tokens [first, end) of one chunk that begins at token ``spot``."""
@@ -211,6 +219,13 @@ class Worker:
                 return False
         return bool(lease.current)
 
+    def _in_window(self, group: int, tables: Tables, first: int, end: int) -> int:
+        """The first position from ``first`` on that has a block of its own."""
+        block = self.kept[group].part.block
+        while first < end and not tables[group][first // block]:
+            first = (first // block + 1) * block
+        return first
+
     def _verify_next(self) -> bool:
         self._seen += 1
         rule = self._verify
@@ -239,6 +254,7 @@ class Worker:
             for store in stores
             for at, digest in enumerate(store.digests)
             for group in range(len(self.kept))
+            if self._there(group, store.tables, store.first + at * size)
         ]
         with self.breaker.watch(self.client):
             answers = self.client.reserve(
@@ -264,6 +280,11 @@ class Worker:
         stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
         self.metrics.add("lmcache_stored_tokens_total", stored)
         self._say_stored(stores, tokens, self._timer() - began)
+
+    def _there(self, group: int, tables: Tables, first: int) -> bool:
+        """Whether all blocks of a chunk are still the request's."""
+        block = self.kept[group].part.block
+        return 0 not in tables[group][first // block : (first + self.kept[0].form.tokens) // block]
 
     def _room(self, key: Key, tags: tuple[str, ...]) -> int:
         kept = self.kept[key.group]
