@@ -67,6 +67,19 @@ def test_the_whole_demo_finds_every_full_chunk(
     json.dumps(report.rows, default=str)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "serde"), [("bf16", "x12"), ("fp16", "xr, {zstd: {level: 1}}")])
+def test_an_exact_encoding_changes_no_answer(
+    folder: Path, tmp_path: Path, dtype: str, serde: str
+) -> None:
+    pytest.importorskip("lmcache_serde_lossless")
+    settings = settings_for("disk", serde, 16, tmp_path)
+    report = measure(folder, dtype=dtype, settings=settings, text=TEXT, questions=["w1 w2"])
+    assert report.findings == []
+    assert report.denser != 1.0
+    assert 0 <= report.rows[0].agrees <= 1
+
+
 def test_what_must_be_found_is_counted_without_the_cache() -> None:
     known: set[tuple[int, ...]] = set()
     first, second = list(range(10)), [*range(8), 99, 98]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +34,10 @@ BAR = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question. Seconds to the first token, tokens, and whether all three answers are the same ids."""
+    """One question. Seconds to the first token, tokens, and whether all three answers are the same ids.
+
+    ``agrees``: share of the plain model's tokens that the answer after the restart repeats in their places.
+    """
 
     question: str
     prompt: int
@@ -44,6 +47,7 @@ class Row:
     warm: float
     restart: float
     equal: bool
+    agrees: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Report:
 
     Attributes:
         findings: what is not as it should be; empty when all is.
+        denser: how many times more tokens the lower tier holds by its encodings; 1 without.
         own: seconds in the cache's own code while nothing was found, and while everything was in memory.
         difference: first token with an empty cache minus without one, and the spread of the latter.
     """
@@ -69,6 +74,7 @@ class Report:
     own: dict[str, float]
     difference: float
     spread: float
+    denser: float
     findings: list[str]
 
 
@@ -76,7 +82,12 @@ class Report:
 def main(
     model: Annotated[Path | None, typer.Option(help="Folder of another causal LM.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bf16 or fp16.")] = "float32",
-    serde: Annotated[str, typer.Option(help="Encodings of the lower tier, by commas.")] = "",
+    serde: Annotated[
+        str,
+        typer.Option(
+            help="Encodings of the lower tier, by commas: x12, 'quant: {mode: k8v4h}, zstd'."
+        ),
+    ] = "",
     tier: Annotated[
         str,
         typer.Option(
@@ -136,7 +147,7 @@ def settings_for(tier: str, serde: str, chunk: int, place: Path, /) -> dict[str,
     # A demo on a busy machine shows hits, not deadlines.
     lower = {"deadline": "60s", "write": "through", **(options or {})}
     if serde:
-        lower["serde"] = serde.split(",")
+        lower["serde"] = yaml.safe_load(f"[{serde}]")
     return {
         "chunk_size": chunk,
         "tiers": [{"cpu": {"size": CPU_SIZE}}, {plugin: lower}],
@@ -213,13 +224,19 @@ def measure(
     ]
     rows = [
         Row(question, len(prompt), w.reused, r.reused, c.first_token, w.first_token, r.first_token,
-            c.ids == w.ids == r.ids)
+            c.ids == w.ids == r.ids, mean(a == b for a, b in zip(c.ids, r.ids, strict=True)))
         for question, prompt, c, w, r in zip(
             questions, prompts, cold, warm.answers, again.answers, strict=True
         )
     ]  # fmt: skip
     if exact and dtype == "float32":
         findings += [f"answers differ: {row.question}" for row in rows if not row.equal]
+    if exact:  # in any dtype: the same bytes, and as many of them
+        findings += [
+            f"answers from memory and after the restart differ: {row.question}"
+            for row, w, r in zip(rows, warm.answers, again.answers, strict=True)
+            if w.reused == r.reused and w.ids != r.ids
+        ]
     times = [answer.first_token for answer in cold]
     return Report(
         model=folder.name,
@@ -235,6 +252,7 @@ def measure(
         own={"empty": empty.answers[0].own, "warm": median(a.own for a in warm.answers)},
         difference=empty.answers[0].first_token - median(times),
         spread=max(times) - min(times),
+        denser=warm.denser,
         findings=findings,
     )
 
@@ -312,6 +330,11 @@ def _print(report: Report) -> None:
         found = ", ".join(f"{count} in {tier}" for tier, count in hits.items() if count)
         console.print(f"chunks found, {name}: {found or 'none'}")
     console.print(f"kept: {kept}")
+    agrees = mean(row.agrees for row in report.rows)
+    console.print(
+        f"top-1 agreement with the plain model after the restart: {agrees:.1%} of the answers' tokens; "
+        f"the lower tier holds {report.denser:.2f}x the tokens it would hold plain"
+    )
     console.print(
         f"first token, of a cold one: {share:.3f} from memory, {again:.3f} after a restart "
         f"(bar: {BAR} from memory, {'met' if share <= BAR else 'not met'})"

@@ -52,11 +52,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Answers under one condition, and where chunks were found: tier to chunks."""
+    """Answers under one condition, and where chunks were found: tier to chunks.
+
+    ``denser``: bytes that went into encodings by those that came out.
+    """
 
     answers: list[Answer]
     hits: dict[str, int] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
+    denser: float = 1.0
 
 
 def ask(model: Any, prompt: Sequence[int], /, *, tokens: int = TOKENS) -> Answer:
@@ -97,7 +101,15 @@ def through(
         step()
     hits = {tier: count - before.get(tier, 0) for tier, count in _found(cache).items()}
     cache.flush()
-    return Phase(answers, hits, {name: nbytes for name, nbytes, _ in cache.usage()})
+    raw, stored = (_coded(cache, side) for side in ("raw", "stored"))
+    kept = {name: nbytes for name, nbytes, _ in cache.usage()}
+    return Phase(answers, hits, kept, raw / stored if stored else 1.0)
+
+
+def _coded(cache: Cache, side: str) -> float:
+    """Bytes of values that were encoded: ``raw`` or as ``stored``."""
+    found = cache.metrics.snapshot().matching(f"lmcache_tier_serde_{side}_bytes_total")
+    return sum(each.value for each in found if dict(each.labels)["verb"] == "store")
 
 
 def _found(cache: Cache) -> dict[str, int]:
