@@ -134,6 +134,8 @@ def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) ->
 
 def capabilities_of(found: Any, /) -> tuple[str, ...]:
     """What a class declares for all its instances; empty when only instances know."""
+    if isinstance(lossless := getattr(found, "lossless", None), bool):  # a serde
+        return ("lossless",) if lossless else (f"lossy: {found.error_bound}",)
     declared = getattr(found, "capabilities", None)
     if not isinstance(declared, Capabilities):
         return ()

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lmcache_core import __version__
-from lmcache_core.storage.build import BREAKER_STATES
+from lmcache_core.storage.build import BREAKER_STATES, fidelity
 from lmcache_server import spaces
 
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ def document(daemon: Daemon) -> bytes:
     serving = {tier.name for tier in manager.tiers}
     configured = [t for t in config.tiers if not daemon.builder.is_resident(t)]
     plugins = {each.name: each.plugin for each in configured}
+    serdes = {each.name: [choice.name for choice in each.serde] for each in configured}
     tiers = [
         {
             "name": name,
             "plugin": plugins.get(name, ""),
+            "serde": serdes.get(name, []),
             "enabled": name in serving,
             "breaker": BREAKERS[int(snapshot.total("lmcache_tier_breaker", tier=name))],
             "bytes": int(snapshot.total("lmcache_tier_resident_bytes", tier=name)),
@@ -47,6 +49,7 @@ def document(daemon: Daemon) -> bytes:
         "token": bool(daemon.options.token),
         "arena_mode": daemon.options.mode,
         "chunk_size": config.engine.chunk_size,
+        "fidelity": fidelity(config, daemon.effective.registry),
         "frozen": manager.frozen,
         "memory": {
             "tier": manager.context.tier,

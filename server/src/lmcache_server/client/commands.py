@@ -109,14 +109,22 @@ def describe(
         return 0
     memory = found["memory"]
     typer.echo(f"daemon {found['version']} (pid {found['pid']}) on {found['socket']}")
-    typer.echo(f"chunks of {found['chunk_size']} tokens{', frozen' if found['frozen'] else ''}")
+    frozen = ", frozen" if found["frozen"] else ""
+    typer.echo(f"chunks of {found['chunk_size']} tokens, {found['fidelity']}{frozen}")
     used = memory["capacity"] - memory["free"]
-    rows = [(memory["tier"], text(used), text(memory["capacity"]), memory["values"], "")]
+    rows = [(memory["tier"], text(used), text(memory["capacity"]), memory["values"], "", "")]
     rows += [
-        (t["name"], text(t["bytes"]), text(t["limit"]), t["chunks"], _state(t))
+        (
+            t["name"],
+            text(t["bytes"]),
+            text(t["limit"]),
+            t["chunks"],
+            "+".join(t["serde"]),
+            _state(t),
+        )
         for t in found["tiers"]
     ]
-    print_table(("tier", "used", "limit", "values", "state"), rows)
+    print_table(("tier", "used", "limit", "values", "serde", "state"), rows)
     if (pins := found["pins"])["values"]:
         most = f"{text(pins['bytes'])} of at most {text(pins['limit'])}"
         typer.echo(f"pinned: {pins['values']} values, {most}")
