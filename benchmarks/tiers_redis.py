@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 from limits.peer import rates_of  # type: ignore[import-not-found]  # it lies beside this file
-from limits.redis_socket import Socket  # type: ignore[import-not-found]
+from limits.redis_socket import Scattered, Socket  # type: ignore[import-not-found]
 from lmcache_backend_redis import RedisBackend
 from lmcache_backend_redis.config import RedisConfig
 from lmcache_backend_redis.serving import START, RedisServer, find_server
@@ -91,10 +91,20 @@ def benches(options: argparse.Namespace) -> Iterator[list[Bench]]:
         RedisServer(program, Path(folder), port=free_port()) as server,
     ):
         address = ("127.0.0.1", server.port)
-        unix: list[Mover] = [ours(server.url), Socket(server.path), RedisPy(server.url)]
-        tcp: list[Mover] = [ours(server.tcp), Socket(address), RedisPy(server.tcp)]
-        bars = (Bar("bare socket", 0.8, 0.8), Bar("redis-py + hiredis", 2.5, 2.5))
-        made = [Bench("redis unix", unix, bars), Bench("redis tcp", tcp, bars)]
+        bars = (
+            Bar("bare socket", 0.8, 0.8),
+            Bar("bare, scattered", 0.8, 0.8),
+            Bar("redis-py + hiredis", 2.5, 2.5),
+        )
+        made = []
+        for name, url, place in (
+            ("redis unix", server.url, server.path),
+            ("redis tcp", server.tcp, address),
+        ):
+            movers: list[Mover] = [
+                ours(url), Socket(place), Scattered(place, "bare, scattered"), RedisPy(url),
+            ]  # fmt: skip
+            made.append(Bench(name, movers, bars))
         if options.peer:
             pair = [ours(server.tcp), Peer(options.peer, server.port)]
             bar = Bar("LMCache 0.5.6 resp", 1.0, 1.0)

@@ -12,7 +12,16 @@ from lmcache_backend_redis.config import RedisConfig, target_of
 from lmcache_backend_redis.resp import Broken, Link, Said
 
 from lmcache_core.config import load
-from lmcache_core.spi import ConfigError, LoadStatus, Secret, StoreStatus, Unavailable
+from lmcache_core.spi import (
+    BufferTooSmall,
+    ConfigError,
+    Load,
+    LoadStatus,
+    Secret,
+    Store,
+    StoreStatus,
+    Unavailable,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,31 @@ def test_limit_of_the_server_for_one_value_is_kept(serve, tier, drive):
             assert stored.status is StoreStatus.REFUSED
             await rig.keep(2, nbytes=1 << 20)
             assert await rig.has(2, nbytes=1 << 20)
+
+    drive(main())
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_batch_of_long_values_comes_back_in_its_places(serve, tier, drive, lanes):
+    server, lengths = serve(), [3 << 20, 17, 1 << 20, (2 << 20) + 1, 5 << 20, 70_000]
+
+    async def main():
+        async with tier(server.url, lanes=lanes) as rig:
+            values = [rig.value(number, nbytes) for number, nbytes in enumerate(lengths)]
+            halves = [(memoryview(v)[: len(v) // 2], memoryview(v)[len(v) // 2 :]) for v in values]
+            stores = [Store(rig.key(number), parts) for number, parts in enumerate(halves)]
+            stored = await rig.backend.store([*stores[:4], stores[0], *stores[4:]])
+            said = [one.status for one in stored]
+            assert said.count(StoreStatus.PRESENT) == 1
+            assert said.count(StoreStatus.STORED) == len(lengths)
+            buffers = [bytearray(nbytes) for nbytes in lengths]
+            loads = [Load(rig.key(n), (memoryview(b),)) for n, b in enumerate(buffers)]
+            absent = Load(rig.key(99), (memoryview(bytearray(9)),))
+            short = Load(rig.key(0), (memoryview(bytearray(9)),))
+            loaded = await rig.backend.load([*loads[:3], absent, short, *loads[3:]])
+            assert loaded[3].status is LoadStatus.MISSED
+            assert isinstance(loaded[4].error, BufferTooSmall)
+            assert [bytes(b) for b in buffers] == values
 
     drive(main())
 

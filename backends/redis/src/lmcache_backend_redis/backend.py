@@ -148,8 +148,8 @@ class RedisBackend(BlockingBackend):
     def _one(self, operation: str, item: Any) -> Any:
         results: list[Any] = []
         address = self.client.place(self.client.name(item.key.text))
-        tell = lambda at, result: results.append(result)  # noqa: E731
-        move(self.client, VERBS[operation], address, [(0, item)], tell, Flight())
+        verb, tell = VERBS[operation], (lambda _, result: results.append(result))
+        move(self.client, verb, address, [(0, item)], tell, Flight())
         return results[0]
 
     async def _batch(
@@ -163,6 +163,12 @@ class RedisBackend(BlockingBackend):
             if done is not None:
                 done(at, result)
 
+        def tell(at: int, result: Any) -> None:
+            if done is None:
+                results[at] = result  # nobody waits for it: the loop sleeps until all are there
+            else:
+                loop.call_soon_threadsafe(settle, at, result)
+
         screen = getattr(self, f"screen_{operation}")
         wanted: list[Item] = []
         for at, item in enumerate(batch):
@@ -171,10 +177,6 @@ class RedisBackend(BlockingBackend):
                 wanted.append((at, item))
             else:
                 settle(at, screened)
-
-        def tell(at: int, result: Any) -> None:
-            loop.call_soon_threadsafe(settle, at, result)
-
         lanes = self._lanes(wanted)
         futures = [
             self._submit(
