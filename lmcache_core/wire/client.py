@@ -96,9 +96,16 @@ class DaemonClient(Connections):
         cost: float = 1.0,
         tags: Sequence[str] = (),
         engine: str = "",
+        turn: int = 0,
         deadline: float | None = None,
     ) -> Sequence[Reservation | Refusal]:
-        """See ``CacheClient``; ranks of one ``engine`` fill a chunk together (``commit_parts``)."""
+        """See ``CacheClient``; ranks of one ``engine`` fill a chunk together (``commit_parts``), in one ``turn``.
+
+        Together they write in place or not at all: a sealed daemon refuses.
+        """
+        home = self.home
+        if engine and home is not None and not home.writable:
+            return [Refusal.UNWANTED] * len(wants)
         if not wants or len(wants) > MOST_KEYS:
             return [Refusal.UNWANTED] * len(wants)
         keys, until = [key for key, _ in wants], self._until(deadline)
@@ -107,7 +114,7 @@ class DaemonClient(Connections):
             reply = self.exchange(
                 link, home, replies.Reserved,
                 lambda id: records.Reserve(
-                    id, to_runs(keys), sizes, tenant, cost, list(tags), engine
+                    id, to_runs(keys), sizes, tenant, cost, list(tags), engine, turn
                 ),
                 until,
             )  # fmt: skip

@@ -153,7 +153,8 @@ class Reserve(Message):
     """Promise memory for values of these lengths (u64 each), in order.
 
     With ``engine`` a chunk is filled by several ranks: who reserves what another rank of the same engine has
-    reserved gets the same memory.
+    reserved in the same ``turn`` gets the same memory. Turns count up; what an earlier one left is dropped, and a
+    chunk that was given up in a turn stays given up in it.
     """
 
     keys: Runs
@@ -162,6 +163,7 @@ class Reserve(Message):
     cost: float = 1.0
     tags: Labels = []
     engine: Label = ""
+    turn: Number = 0
 
 
 class Commit(Message):

@@ -6,6 +6,7 @@ sampled token comes from a context that was looked at byte by byte: wrong bytes 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections import deque
@@ -22,12 +23,12 @@ CELL = 16
 NAMES = itertools.count()
 
 
-def truths(tokens, salt=""):
-    """The only right KV: per position, per layer."""
+def truths(tokens, salt="", ranks=1):
+    """The only right KV: per position, per layer of each rank."""
     found, state = [], salt.encode()
     for token in tokens:
         state = hashlib.blake2b(state + b"%d" % token, digest_size=CELL).digest()
-        found.append([bytes(byte ^ layer for byte in state) for layer in range(LAYERS)])
+        found.append([bytes(byte ^ n for byte in state) for n in range(LAYERS * ranks)])
     return found
 
 
@@ -164,19 +165,25 @@ class Engine:
         budget: tokens per step.
     """
 
-    def __init__(self, daemon, *, blocks=24, budget=16, depth=1, salt="", **how):
-        given = config(daemon, **how)
-        self.given = given
+    def __init__(
+        self, daemon, *, blocks=24, budget=16, depth=1, salt="", ranks=1, replicas=1, **how
+    ):
         self.cache = cache_config(blocks)
-        shape = (blocks, 1, BLOCK, CELL)
-        self.memory = {
-            name: torch.full(shape, 0xA5, dtype=torch.uint8)
-            for name in self.cache.kv_cache_groups[0].layer_names
-        }
-        self.arrays = [tensor.numpy() for tensor in self.memory.values()]
-        self.worker = halves.Halves(given, self.cache, False, shared=False)
-        self.worker.register_kv_caches(self.memory)
-        self.scheduler = halves.Halves(given, self.cache, True, shared=False)
+        self.cache.kv_tp_replicas = replicas
+        self.ranks, self.arrays, self.workers = ranks, [], []
+        how = {"engine": f"engine-{next(NAMES)}", "tensor": ranks} | how
+        for rank in range(ranks):
+            given = config(daemon, rank=rank, **how)
+            names = self.cache.kv_cache_groups[0].layer_names
+            memory = {
+                n: torch.full((blocks, 1, BLOCK, CELL), 0xA5, dtype=torch.uint8) for n in names
+            }
+            self.arrays += [tensor.numpy() for tensor in memory.values()]
+            self.workers.append(halves.Halves(given, self.cache, False, shared=False))
+            self.workers[-1].register_kv_caches(memory)
+        self.worker, self.given = self.workers[0], config(daemon, **how)
+        self.replicas = replicas
+        self.scheduler = halves.Halves(self.given, self.cache, True, shared=False)
         self.pool = Pool(blocks)
         self.budget, self.depth, self.salt = budget, depth, salt
         self.requests, self.waiting, self.running = {}, deque(), []
@@ -187,7 +194,7 @@ class Engine:
         self.recomputed = self.external = 0
 
     def close(self):
-        for half in (self.worker, self.scheduler):
+        for half in (*self.workers, self.scheduler):
             half.close()
 
     # -- what a test does ------------------------------------------------------------------------------------
@@ -392,22 +399,35 @@ class Engine:
     # -- worker ----------------------------------------------------------------------------------------------
 
     def execute(self, out, step):
-        self.worker.begin(step)
-        self.worker.load()
+        steps = [
+            copy.deepcopy(step) for _ in self.workers
+        ]  # each rank gets its own through a pickle
+        for worker, each in zip(self.workers, steps, strict=True):
+            worker.begin(each)
+            worker.load()
         out.right = {}
         order = sorted(out.num_scheduled_tokens, key=lambda id: out.before[id])
         for id in order:
             request, table, begin = out.asked[id], out.tables[id], out.before[id]
-            kv = truths(request.whole, out.salt + request.cache_salt)
+            kv = self.truths(request, out.salt)
             good = out.right[id] = self.right(kv, table, begin)
             for position in range(begin, begin + out.num_scheduled_tokens[id]):
                 for layer, memory in enumerate(self.arrays):
                     cell = kv[position][layer] if good else b"\xbd" * CELL
                     memory[table[position // BLOCK], 0, position % BLOCK] = list(cell)
-        self.worker.save()
-        _, out.arrived = self.worker.get_finished(out.finished_req_ids)
-        assert self.worker.missed() == set()
-        out.failed = self.worker.failures()
+        out.failed, arrived = set(), []
+        for worker in self.workers:
+            worker.save()
+            arrived.append(worker.get_finished(out.finished_req_ids)[1] or set())
+            assert worker.missed() == set()
+            out.failed |= worker.failures()
+        out.arrived = set.intersection(*arrived)
+
+    def truths(self, request, salt):
+        kv = truths(request.whole, salt + request.cache_salt, self.ranks)
+        if self.replicas > 1:  # every rank holds the same
+            kv = [cells[:LAYERS] * self.ranks for cells in kv]
+        return kv
 
     def right(self, kv, table, upto):
         """Whether all positions before ``upto`` hold the truth."""

@@ -97,9 +97,9 @@ def test_what_the_engine_had_by_itself_is_kept_too(make, daemon):
     assert served(make(), PROMPT) == 40
 
 
-def lose_leases(planted, engine):
+def lose_leases(planted, worker):
     """From now on the worker finds none of what was dispatched to it."""
-    client = engine.worker.client
+    client = worker.client
     adopt = client.adopt
     planted.setattr(client, "adopt", lambda handle: client.release(adopt(handle)))
 
@@ -124,7 +124,7 @@ def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
     assert served(engine, PROMPT) == 40
     engine.pool.reset()
     with monkeypatch.context() as planted:
-        lose_leases(planted, engine)
+        lose_leases(planted, engine.worker)
         served(engine, PROMPT)
     assert engine.recomputed >= 1
     engine.pool.reset()
@@ -139,7 +139,7 @@ def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
     served(make(), PROMPT)
     engine = make()
     with monkeypatch.context() as planted:
-        lose_leases(planted, engine)
+        lose_leases(planted, engine.worker)
         assert served(engine, PROMPT) == 40
     assert engine.recomputed == 1
     engine.pool.reset()
@@ -152,7 +152,7 @@ def test_nothing_that_rests_on_a_failed_load_is_kept(make, monkeypatch):
     served(make(), PROMPT[:24])
     engine = make(budget=200, blocks=60)
     with monkeypatch.context() as planted:
-        lose_leases(planted, engine)
+        lose_leases(planted, engine.worker)
         first, second = engine.add(PROMPT), engine.add(PROMPT[:24] + [9] * 16)
         engine.run()
     assert {first, second} == engine.outputs.keys()
@@ -225,6 +225,33 @@ def test_embeddings_run_without_the_cache(make):
     served(engine, PROMPT, prompt_embeds=object())
     engine.pool.reset()
     assert served(engine, PROMPT) == 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ranks_fill_and_read_chunks_together(make, replicas):
+    assert served(make(ranks=2, replicas=replicas), PROMPT) == 0
+    engine = make(ranks=2, replicas=replicas)
+    assert served(engine, PROMPT) == 40
+    tagged = {"lmcache.tag.user": "eve"}
+    assert served(engine, [5] * 20, kv_transfer_params=tagged) == 0
+    engine.pool.reset()
+    assert served(engine, [5] * 20) == 16
+    assert served(make(), PROMPT) == 0  # another way to cut, another space
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_rank_that_failed_keeps_all_from_keeping(make, monkeypatch, replicas):
+    served(make(ranks=2, replicas=replicas), PROMPT[:24])
+    engine = make(ranks=2, replicas=replicas, budget=200, blocks=60)
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.workers[1])
+        engine.add(PROMPT)
+        engine.add(PROMPT[:24] + [9] * 16)
+        engine.run()
+    other = make(ranks=2, replicas=replicas)
+    served(other, PROMPT)
+    served(other, PROMPT[:24] + [9] * 16)
+    assert other.recomputed == 0 and engine.recomputed
 
 
 def test_roles_go_one_way(make):

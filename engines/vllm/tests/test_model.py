@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from engines.vllm.tests.fake import NAMES, Engine
 from engines.vllm.tests.test_flow import settled
+from lmcache_core.spi import Key, Refusal
 from tests.wire.daemons import wait_for
 
 FAMILIES = [list(range(n, n + 48)) for n in (0, 100)]
@@ -32,11 +33,13 @@ class Faults:
 
     def __init__(self, engine):
         self.engine, self.left = engine, {"adopt": 0, "dispatch": 0, "reserve": 0}
-        worker, scheduler = engine.worker.client, engine.scheduler.client
+        worker, scheduler = engine.workers[-1].client, engine.scheduler.client
         self._plant(worker, "adopt", lambda given: worker.release(given or ()))
         self._plant(scheduler, "dispatch", lambda given: None, before=True)
         self._plant(
-            worker, "reserve", lambda given: [worker.abort(g) for g in given if hasattr(g, "grant")]
+            worker,
+            "reserve",
+            lambda given: [worker.abort(held) for held in given if not isinstance(held, Refusal)],
         )
 
     def _plant(self, client, name, undo, before=False):
@@ -52,8 +55,6 @@ class Faults:
         setattr(client, name, planted)
 
     def _answer(self, name, args):
-        from lmcache_core.spi import Refusal
-
         return [Refusal.UNWANTED] * len(args[0]) if name == "reserve" else None
 
 
@@ -62,11 +63,17 @@ class Faults:
     how=st.fixed_dictionaries(SETTINGS),
     save_decode=st.booleans(),
     background=st.booleans(),
+    ranks=st.sampled_from([1, 1, 2]),
     history=st.lists(st.one_of(requests, others), min_size=5, max_size=40),
 )
-def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, history):
+def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, ranks, history):
     model = f"any-{next(NAMES)}"
-    flags = {"save_decode_cache": save_decode, "model": model, "async_load": background}
+    flags = {
+        "save_decode_cache": save_decode,
+        "model": model,
+        "async_load": background,
+        "ranks": ranks,
+    }
     engine = Engine(daemon, **how, **flags)
     faults, epochs, ids = Faults(engine), 0, []
     try:
@@ -92,18 +99,21 @@ def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, h
             elif name.startswith("fail"):
                 faults.left[name.split()[1]] += 1
             elif name == "lose":
-                for half in (engine.scheduler, engine.worker):
+                for half in (engine.scheduler, *engine.workers):
                     if half.client.home is not None:
                         half.client._lost(half.client.home)
             elif name == "restart" and not engine.requests and not epochs:
-                for half in (engine.scheduler, engine.worker):
+                for half in (engine.scheduler, *engine.workers):
                     wait_for(lambda half=half: half.client.home is not None)
                 engine.close()
                 engine = Engine(daemon, **how, **flags)
                 faults = Faults(engine)
         engine.run()
         assert not engine.worker.off and not engine.scheduler.off
-        for half in (engine.scheduler, engine.worker):  # or nobody tells the daemon what has ended
+        for half in (
+            engine.scheduler,
+            *engine.workers,
+        ):  # or nobody tells the daemon what has ended
             wait_for(lambda half=half: half.client.home is not None)
         settled(daemon)
     finally:
@@ -111,6 +121,4 @@ def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, h
 
 
 def _key(scheduler, digest):
-    from lmcache_core.spi import Key
-
     return Key(scheduler._space or bytes(32), digest)

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from lmcache_core import frame
 from lmcache_core.identity.space import ROOT_TAG, SPACE_TAG
 from lmcache_core.memory.leases import Held
-from lmcache_core.spi import ConfigError, Interior, Key, KVSpec, SegmentSpec
+from lmcache_core.spi import ConfigError, Interior, Key, KVSpec, Refusal, SegmentSpec
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.wire.records import Form, Register
 from lmcache_server.session import Session
 
 DIGEST = 16
+MOST_OVER = 4096
+OLD = 64
+"""Turns after which a chunk that some rank never came for is dropped."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class Engine:
         specs: stored form and header room of a full chunk, per group.
         writes: per rank, per group: positions of its segments.
         joints: chunks that are being filled.
+        over: turn in which a chunk was last given up, so that a rank that comes late does not begin it alone.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Engine:
     writes: dict[int, list[list[int]]] = field(default_factory=dict)
     sessions: dict[int, Session] = field(default_factory=dict)
     joints: dict[Key, Joint] = field(default_factory=dict)
+    over: dict[Key, int] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[int]:
@@ -74,6 +79,24 @@ class Engine:
         self.writes[record.rank] = record.writes
         self.sessions[record.rank] = session
 
+    def give_up(self, key: Key, turn: int) -> None:
+        """Remember that nothing comes of this chunk in this turn of the engine."""
+        if turn:
+            self.over.pop(key, None)
+            self.over[key] = turn
+            while len(self.over) > MOST_OVER:
+                del self.over[next(iter(self.over))]
+
+    def joint(self, key: Key, turn: int) -> Joint | Refusal | None:
+        """The chunk as other ranks fill it in this turn; None: begin it. What is left of earlier turns is dropped."""
+        joint = self.joints.get(key)
+        if joint is not None and joint.turn < turn:
+            joint.drop()
+            joint = None
+        if joint is not None:
+            return joint if joint.turn == turn else Refusal.PENDING
+        return Refusal.UNWANTED if turn and self.over.get(key, 0) >= turn else None
+
     def digests(self) -> tuple[bytes, bytes]:
         """Digest and root of the key space; empty until all ranks are here."""
         if self.missing:
@@ -94,15 +117,16 @@ class Engine:
 class Joint:
     """A reservation that the ranks of one engine fill together. Also its owner, as the pool sees it.
 
-    It becomes visible with its last segment. One abort kills it: the key is free at once, the memory when
-    nobody can write into it any more.
+    It becomes visible when every rank has filled its part, which may be none. One abort kills it: the key is
+    free at once, the memory when nobody can write into it any more.
     """
 
     def __init__(
-        self, engine: Engine, key: Key, tags: Sequence[str], manager: StorageManager
+        self, engine: Engine, key: Key, tags: Sequence[str], manager: StorageManager, turn: int = 0
     ) -> None:
         self.engine = engine
         self.key = key
+        self.turn = turn
         self.tags = tags
         self.manager = manager
         self.held: Held
@@ -110,6 +134,7 @@ class Joint:
         self.dead = False
         spec, _ = engine.specs[key.group]
         self._digests: list[bytes] = [b""] * len(spec.segments)
+        self._filled: set[int] = set()
 
     def join(self, session: Session) -> None:
         self.writers.add(session)
@@ -120,7 +145,8 @@ class Joint:
         Raises:
             ConfigError: not as many digests as the rank has segments.
         """
-        mine = self.engine.writes[self.engine.rank_of(session)][self.key.group]
+        rank = self.engine.rank_of(session)
+        mine = self.engine.writes[rank][self.key.group]
         if len(digests) != DIGEST * len(mine):
             raise ConfigError(f"{len(digests)} bytes are not the digests of {len(mine)} segments")
         self.writers.discard(session)
@@ -129,7 +155,8 @@ class Joint:
             return False
         for at, position in enumerate(mine):
             self._digests[position] = digests[DIGEST * at : DIGEST * (at + 1)]
-        if not all(self._digests):
+        self._filled.add(rank)
+        if len(self._filled) < self.engine.ranks or not all(self._digests):
             return True
         spec, room = self.engine.specs[self.key.group]
         header = frame.seal(
@@ -145,12 +172,21 @@ class Joint:
         self.leave(session)
         self._settle()
 
-    def leave(self, session: Session, /) -> None:
+    def leave(self, session: Session | None, /) -> None:
         """A rank's service has ended; it may still write."""
         if not self.dead and self.engine.joints.get(self.key) is self:
             self.dead = True
             del self.engine.joints[self.key]
+            self.engine.give_up(self.key, self.turn)
             self.manager.pool.quarantine(self.held)
+
+    def drop(self) -> None:
+        """Nobody will come for the rest of it."""
+        for session in [*self.writers]:
+            self.leave(session)
+        if not self.writers:
+            self.leave(None)
+        self._settle()
 
     def _settle(self) -> None:
         if self.dead and not self.writers:

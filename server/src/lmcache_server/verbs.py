@@ -14,7 +14,7 @@ from lmcache_core.spi import Closed, ConfigError, Key, Lease, Refusal
 from lmcache_core.storage.results import Loaded, Lookup, Place, Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import Reply, to_keys
-from lmcache_server.engines import Joint
+from lmcache_server.engines import OLD, Joint
 from lmcache_server.session import Session
 
 if TYPE_CHECKING:
@@ -199,19 +199,25 @@ def _joint(
     engine = daemon.engines.find(ask.engine)
     engine.rank_of(session)
     answers: list[Any] = []
+    for old in [each for each in engine.joints.values() if each.turn < ask.turn - OLD]:
+        old.drop()
     for key, nbytes in wants:
-        joint = engine.joints.get(key)
+        joint = engine.joint(key, ask.turn)
+        if isinstance(joint, Refusal):
+            answers.append(joint)
+            continue
         if joint is None:
             if key.group >= len(engine.specs):
                 raise ConfigError(f"engine {engine.name!r} has no group {key.group}")
             spec, room = engine.specs[key.group]
             if nbytes != room + spec.nbytes:
                 raise ConfigError(f"a full chunk has {room + spec.nbytes} bytes, not {nbytes}")
-            joint = Joint(engine, key, ask.tags, daemon.manager)
+            joint = Joint(engine, key, ask.tags, daemon.manager, ask.turn)
             (held,) = daemon.manager.reserve(
                 [(key, nbytes)], joint, tenant=ask.tenant, cost=ask.cost, tags=ask.tags
             )
             if isinstance(held, Refusal):
+                engine.give_up(key, ask.turn)
                 answers.append(held)
                 continue
             assert isinstance(held, Held)

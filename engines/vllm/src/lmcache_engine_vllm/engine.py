@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import import_module
 from typing import Any
 
 from lmcache_core.spi import ConfigError
@@ -11,9 +12,8 @@ from lmcache_engine_vllm.layout import Ranks
 
 def release() -> str:
     """Version of the engine."""
-    import vllm  # here: the rest of this package is tested without it
-
-    return str(vllm.__version__)
+    # Here and by name: the rest of this package is tested without it.
+    return str(import_module("vllm").__version__)
 
 
 def refuse(config: Any) -> None:
@@ -39,10 +39,9 @@ def ranks(config: Any, cache: Any) -> Ranks:
         replicas = tensor
     stages: tuple[tuple[int, int], ...] = ()
     if pipeline > 1:
-        from vllm.distributed.utils import get_pp_indices
-
+        cut = import_module("vllm.distributed.utils").get_pp_indices
         layers = model.get_total_num_hidden_layers()
-        stages = tuple(get_pp_indices(layers, stage, pipeline) for stage in range(pipeline))
+        stages = tuple(cut(layers, stage, pipeline) for stage in range(pipeline))
     return Ranks(parallel.rank, tensor, pipeline, replicas, stages)
 
 
@@ -52,8 +51,8 @@ def backends(config: Any, names: list[str]) -> dict[str, str]:
     found = {}
     for name in names:
         layer = layers.get(name)
-        backend = getattr(layer, "attn_backend", None)
-        text = str(backend.get_name()) if hasattr(backend, "get_name") else "unknown"
+        named = getattr(getattr(layer, "attn_backend", None), "get_name", None)
+        text = str(named()) if named is not None else "unknown"
         if text.startswith("CPU_ATTN"):
             text = f"{text}:{_cpu_packing(config, layer)}"
         found[name] = text

@@ -44,6 +44,14 @@ def bounded(
     return wrap
 
 
+def _nothing_offered() -> tuple[int | None, bool]:
+    return 0, False
+
+
+def _blocks_are_free() -> tuple[bool, dict[str, Any] | None]:
+    return False, None
+
+
 class Halves:
     """See the module.
 
@@ -198,7 +206,7 @@ class Halves:
 
     # -- scheduler -------------------------------------------------------------------------------------------
 
-    @bounded(lambda: (0, False))
+    @bounded(_nothing_offered)
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
         if self.scheduler is None:
@@ -232,7 +240,7 @@ class Halves:
         if missed and self.scheduler is not None:
             self.scheduler.bypass(missed)
 
-    @bounded(lambda: (False, None))
+    @bounded(_blocks_are_free)
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """The request is over."""
         if self.scheduler is not None:

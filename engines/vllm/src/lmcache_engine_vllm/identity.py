@@ -17,6 +17,7 @@ from lmcache_core.identity import (
     Group,
     KeyManager,
     KeySpace,
+    Scalar,
     Unkeyable,
     canonical,
     weights_fingerprint,
@@ -53,7 +54,7 @@ def key_space(config: Any, groups: Sequence[Group], sharding: str, fidelity: str
                 "KV scales that are calibrated at run time differ between engines; "
                 "set calculate_kv_scales to false to use a cache"
             )
-    fields = {
+    fields: dict[str, Scalar] = {
         "vllm.config": _config_digest(model.hf_config),
         "vllm.dtype": str(model.dtype),
         "vllm.quantization": str(getattr(model, "quantization", None)),

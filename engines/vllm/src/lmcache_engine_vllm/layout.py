@@ -242,6 +242,8 @@ def keep(
     form = _form(group, sizes, ranks)
     mine, pieces = _own(form, ranks, set(sizes), heads // ranks.shards)
     room = frame.header_nbytes(len(form.segments))
+    if ranks.world > 1:
+        room += frame.ALIGNMENT  # one length for all ranks, whatever the tags of a request
     return Kept(part, specs, group, form, room, mine, pieces, ratio)
 
 

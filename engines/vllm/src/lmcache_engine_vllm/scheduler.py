@@ -11,7 +11,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache_core.config import EngineConfig
@@ -23,49 +22,15 @@ from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.grants import RemoteLeases
+from lmcache_engine_vllm.asked import Asked
 from lmcache_engine_vllm.breaker import Breaker
-from lmcache_engine_vllm.identity import Wishes, wishes
+from lmcache_engine_vllm.identity import wishes
 from lmcache_engine_vllm.layout import Part
 from lmcache_engine_vllm.settings import LOG, Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
 
 AGAIN = 0.25
 """Seconds after which a miss is looked up once more for a request that still waits."""
-
-
-@dataclass(slots=True)
-class Asked:
-    """One request.
-
-    Attributes:
-        chain: digests of its chunks as far as its tokens are known.
-        leases, spots: what the cache offers; ``reach``: up to which token.
-        until: an empty answer is not asked for again before.
-        local: tokens the engine had by itself when it asked last.
-        plan: token range the engine has allocated for the offer.
-        base: tokens from here on were computed by the request itself since it was admitted; None before.
-        computed: tokens that are computed when the steps so far are.
-        kept: chunks that the cache has or was told to take.
-        fill: tokens that count as prompt; those behind it were generated since.
-        tables: blocks of a plan that is carried out while the request waits.
-    """
-
-    request: Any
-    wishes: Wishes
-    chain: Chain
-    leases: RemoteLeases | None = None
-    spots: tuple[int, ...] = ()
-    reach: int = 0
-    until: float = 0.0
-    local: int = 0
-    plan: tuple[int, int] | None = None
-    base: int | None = None
-    computed: int = 0
-    kept: int = 0
-    fill: int = 0
-    told: bool = False
-    tables: Tables | None = None
-    held: list[RemoteLeases] = field(default_factory=list)
 
 
 class Scheduler:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -147,9 +148,11 @@ class Worker:
     def save(self) -> None:
         """Keep what this step has computed."""
         stores, self.step.stores = self.step.stores, []
-        good = [store for store in stores if not self._tainted(store)]
-        for (tenant, tags), group in groupby(good, key=lambda store: (store.tenant, store.tags)):
-            self._save([*group], tenant, tags)
+        bad = {id(store) for store in stores if self._tainted(store)}
+        if self.ranks.world == 1:
+            stores = [store for store in stores if id(store) not in bad]
+        for (tenant, tags), group in groupby(stores, key=lambda store: (store.tenant, store.tags)):
+            self._save([*group], tenant, tags, bad)
 
     def taken(self) -> set[int]:
         """Blocks that failed since the last call."""
@@ -245,8 +248,12 @@ class Worker:
             self.failed -= {*table[-(-store.base // kept.part.block) :]}
         return False
 
-    def _save(self, stores: Sequence[Store], tenant: str, tags: tuple[str, ...]) -> None:
-        if not self.breaker.closed:
+    def _save(
+        self, stores: Sequence[Store], tenant: str, tags: tuple[str, ...], bad: AbstractSet[int]
+    ) -> None:
+        """Keep the chunks of some stores; ranks that fill them with us are told of the ``bad`` ones."""
+        alone = self.ranks.world == 1
+        if alone and not self.breaker.closed:
             return
         began, size, space = self._timer(), self.kept[0].form.tokens, self.space.digest
         wants: list[tuple[Store, int, Key]] = [
@@ -260,6 +267,7 @@ class Worker:
             answers = self.client.reserve(
                 [(key, self._room(key, tags) + self.kept[key.group].form.nbytes) for _, _, key in wants], None,
                 tenant=tenant, tags=tags, deadline=self.breaker.deadline(),
+                engine="" if alone else self.settings.engine, turn=self.step.turn,
             )  # fmt: skip
         filled: list[Reservation] = []
         said: list[bytes] = []
@@ -267,14 +275,15 @@ class Worker:
         open_ = [answer for answer in answers if not isinstance(answer, Refusal)]
         try:
             for (store, first, key), answer in zip(wants, answers, strict=True):
-                if isinstance(answer, Refusal):
+                if isinstance(answer, Refusal) or id(store) in bad:
                     continue
                 said.append(self._pack(store, first, key, answer, tags))
                 filled.append(answer)
                 tokens[store.id] += size if key.group == 0 else 0
         except ValueError as error:
             LOG.warning("not kept: %s", error)
-        done = self.client.commit_batch(filled, said) if filled else []
+        commit = self.client.commit_batch if alone else self.client.commit_parts
+        done = commit(filled, said) if filled else []
         for reservation in open_:
             self.client.abort(reservation)  # does nothing to what is committed
         stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
@@ -288,17 +297,19 @@ class Worker:
 
     def _room(self, key: Key, tags: tuple[str, ...]) -> int:
         kept = self.kept[key.group]
+        if self.ranks.world > 1:
+            return kept.room  # as registered; the daemon writes the header
         return frame.header_nbytes(len(kept.form.segments), tags=tags) if tags else kept.room
 
     def _pack(
         self, store: Store, first: int, key: Key, reservation: Reservation, tags: tuple[str, ...]
     ) -> bytes:
-        """Fill one reservation; returns what is said when it is committed."""
+        """Fill one reservation; returns what is said when it is committed: its identity, or our digests."""
         kept = self.kept[key.group]
         view, seed = reservation.view, frame.seed_of(key)
         table, room = kept.blocks(store.tables[key.group]), self._room(key, tags)
         digests = b""
-        for piece in kept.pieces:
+        for piece in kept.pieces if self.ranks.writes else ():
             into = view[room + piece.offset : room + piece.offset + piece.nbytes]
             copied = self.connector.pack(
                 key.group, table, first, kept.form.tokens, into, seed=seed, layers=piece.layers
@@ -306,6 +317,8 @@ class Worker:
             if copied is None or copied.digests is None:
                 raise ValueError(f"{key!r} was not copied")
             digests += copied.digests
+        if self.ranks.world > 1:
+            return digests
         parts = [digests[at : at + 16] for at in range(0, len(digests), 16)]
         return frame.seal(
             view[: kept.room],
