@@ -169,3 +169,9 @@ def answers(port):
     with create_connection(("127.0.0.1", port), timeout=10) as link:
         link.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return b" 200 " in link.recv(100)
+
+
+def test_the_address_of_commands_is_no_setting_of_engines(daemon):
+    assert lmcache(daemon, "config").returncode == 0
+    found = answered(daemon, "config")
+    assert {row["key"]: row["value"] for row in found["settings"]}["daemon.host"] == ""
