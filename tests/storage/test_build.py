@@ -12,10 +12,11 @@ from lmcache_core.observers import Metrics
 from lmcache_core.registry import Offer, Registry
 from lmcache_core.spi import ByteSize, ConfigError
 from lmcache_core.storage import Reason
-from lmcache_core.storage.build import Builder, build, default_context
+from lmcache_core.storage.build import Builder, build, default_context, fidelity
 from lmcache_core.storage.sync import SyncManager
 from lmcache_core.testing.worlds import PAGE, fill, frame_nbytes, key_of, put, verify_lease
 from lmcache_core.wrappers import ChaosOptions
+from tests.wrappers.serdes import LossyOptions, Squeeze
 
 KEYS = [key_of(i) for i in range(4)]
 OFFERS = [
@@ -98,6 +99,23 @@ def test_an_exact_engine_refuses_a_lossy_tier():
 
     with pytest.raises(ConfigError, match=r"'lossy' is lossy \(15\), and the engine is exact"):
         asyncio.run(main())
+
+
+def test_fidelity_names_what_loses_something_and_how():
+    exact = tier(serde=(PluginChoice(name="squeeze"),))
+    assert fidelity(config(exact), registry()) == "exact"
+    options = LossyOptions(keep=3)
+    lossy = tier(serde=(PluginChoice(name="lossy", options=options), PluginChoice(name="squeeze")))
+    assert fidelity(config(exact, lossy), registry()) == "approx:lossy(keep=3)"
+    plain = tier(serde=(PluginChoice(name="lossy"),))
+    assert fidelity(config(lossy, plain), registry()) == "approx:lossy+lossy(keep=3)"
+
+
+def test_what_an_earlier_configuration_wrote_is_read_by_the_plugin_of_that_name():
+    builder = Builder(config(MEMORY), registry(), Metrics(), default_context)
+    chain = builder.chain(tier(serde=(PluginChoice(name="lossy"),)))
+    assert isinstance(chain.find("squeeze"), Squeeze)
+    assert chain.find("gone") is None
 
 
 def test_two_tiers_of_one_name_are_refused():

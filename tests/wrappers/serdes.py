@@ -65,9 +65,17 @@ class Double(TensorSerde):
         into[:] = bytes(source[::2])
 
 
+@dataclass(frozen=True, slots=True)
+class LossyOptions:
+    """Changes nothing but its name."""
+
+    keep: int = 4
+
+
 class Lossy(Double):
     """Forgets the lower four bits of every second byte."""
 
+    config_type = LossyOptions
     wire_id = "lossy"
     lossless = False
     error_bound = "15"
