@@ -139,6 +139,17 @@ CATALOGUE: tuple[Entry, ...] = (
         needs="a container of Azure Blob Storage",
     ),
     Entry(
+        kind="backends",
+        name="bigtable",
+        dist="lmcache-backend-bigtable",
+        path="backends/bigtable",
+        object="lmcache_backend_bigtable:BigtableBackend",
+        extra="bigtable",
+        status="experimental",
+        needs="a table of Google Cloud Bigtable",
+        service="bigtable",
+    ),
+    Entry(
         kind="policies",
         name="lru",
         dist="lmcache",
