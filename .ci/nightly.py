@@ -55,7 +55,14 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
             ["tests/wire/soak.py", "--kills", "200"],
         ],
     ),
-    "vllm": (1500, [["benchmarks/vllm.py"]]),
+    "vllm": (
+        1500,
+        [
+            [".ci/vllm.py", "test", "--long"],
+            [".ci/vllm.py", "test", "--release", "0.30.0"],
+            [".ci/vllm.py", "run", "benchmarks/vllm_hits.py"],
+        ],
+    ),
     "tiers": (1500, [["benchmarks/tiers.py"]]),
     "serdes": (1500, [["benchmarks/serdes.py"]]),
     "faults": (1500, [["benchmarks/faults.py"]]),

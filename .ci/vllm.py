@@ -1,7 +1,9 @@
 """Make the environment of the real vLLM, and print its Python; standard library only, any Python >= 3.11.
 
-    python .ci/vllm.py [VERSION]        the environment's Python, made first where it is not there
-    python .ci/vllm.py --where          the folders, made or not
+    python .ci/vllm.py                    the environment's Python, made first where it is not there
+    python .ci/vllm.py test [ARGUMENTS]   the tests of the real engine in it; --long: those of the night
+    python .ci/vllm.py run FILE ...       a script in it
+    ... --release 0.30.0                  with that vLLM
 
 Two layers. The heavy one, torch and vLLM and what it requires, lies outside the tree and serves every
 clone: ``$LMCACHE_VLLM_ENV``, by default ``~/.cache/lmcache/vllm-DIGEST``, the digest of all that is pinned
@@ -45,6 +47,7 @@ LEFT_OUT = {
 }  # the last three exist for CUDA only
 TEST_TOOLS = ["pytest", "hypothesis"]
 ENGINE = "engines/vllm"  # other engines want other versions of what vLLM wants
+TESTS = f"{ENGINE}/tests/real"
 ATTEMPTS = 3
 
 REQUIREMENTS = """
@@ -243,13 +246,26 @@ def make_thin(version: str, below: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Make both layers and print the Python of the upper one."""
-    version = next((word for word in arguments if not word.startswith("-")), VERSION)
-    if "--where" in arguments:
-        print(heavy(version), thin(version), sep="\n")
+    """Make both layers; then say where, test, or run."""
+    version = VERSION
+    if "--release" in arguments:
+        at = arguments.index("--release")
+        version = arguments[at + 1]
+        arguments = arguments[:at] + arguments[at + 2 :]
+    python = make_thin(version, make_heavy(version))
+    if not arguments:
+        print(python)
         return 0
-    print(make_thin(version, make_heavy(version)))
-    return 0
+    what, *rest = arguments
+    if what == "test":
+        long = "--long" in rest
+        rest = [word for word in rest if word != "--long"]
+        options = ["-m", "pytest", "-q", "-o", f"cache_dir={WORK}/pytest-vllm"]
+        rest = [*options, *(rest or []), TESTS]
+        os.environ |= {"LMCACHE_VLLM_LONG": "1"} if long else {}
+    elif what != "run":
+        raise SystemExit(f"vllm: test or run, not {what!r}")
+    return subprocess.run([str(python), *rest], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ def test_the_published_line_of_the_name_in_the_process(
     log = folder / "v1.log"
     with serve(model("llama"), log, *line, env=env) as served:
         check_hits(served, plain)
+    wait(lambda: not list(runtime.glob("*.sock")), 20, lambda: "its private daemon stays")
     written = log.read_text(errors="replace")
     assert written.count("chunk size 8 is rounded up to 128") == 1
     assert "Stored" in written
