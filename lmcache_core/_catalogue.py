@@ -523,5 +523,6 @@ CATALOGUE: tuple[Entry, ...] = (
         extra="vllm",
         status="experimental",
         needs="vLLM 0.32 (0.30 is tested now and then)",
+        service="vllm",
     ),
 )
