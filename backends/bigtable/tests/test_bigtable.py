@@ -1,4 +1,4 @@
-"""The laws on Google's emulator, values in many cells, and an emulator that dies or hangs."""
+"""Values in many cells, and an emulator that dies or hangs."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,6 @@ from lmcache_core.spi import (
     StoreStatus,
     Unavailable,
 )
-from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.services import find_program, need_service
@@ -39,36 +38,6 @@ def serve(folder):
 def emulator(tmp_path_factory):
     with serve(tmp_path_factory.mktemp("bt")) as found:
         yield found
-
-
-class TestBigtable(BackendTests):
-    plugin = "bigtable"
-    own_threads = ("Thread-",)  # grpc's, one per channel and call
-
-    @pytest.fixture(autouse=True)
-    def _emulator(self, emulator):
-        self.config = emulator.config()
-
-    def make_backend(self):
-        self.backend = BigtableBackend(self.config, real_context())
-        return self.backend
-
-    def reopen(self, store):
-        return BigtableBackend(store.config, real_context())
-
-    crash = reopen
-
-    def peek(self, key):
-        into = bytearray(999)
-        got = self.backend._get(key.text.encode(), [memoryview(into)], key)
-        return None if got is None else bytes(into[:got])
-
-    def poke(self, key, value):
-        self.backend._put(key.text.encode(), [memoryview(value)])
-
-    def damage(self, key):
-        self.backend._delete(key.text.encode())
-        self.backend._put(key.text.encode(), [memoryview(b"other")])
 
 
 def test_value_in_many_cells_comes_back_whole(emulator):

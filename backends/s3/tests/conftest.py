@@ -6,14 +6,13 @@ import dataclasses
 import hashlib
 import http.client
 import itertools
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from lmcache_backend_s3 import S3Backend
+from lmcache_backend_s3.faking import PretendedServer
 from lmcache_backend_s3.serving import START, SeaweedServer, find_server
-from lmcache_backend_s3.transport import Call
 
 from lmcache_core.spi import Key, Load, LoadStatus, Store, StoreStatus
 from lmcache_core.testing.contexts import test_context as real_context
@@ -21,26 +20,6 @@ from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.services import need_service
 
 _numbers = itertools.count()
-
-
-class Moto(SeaweedServer):
-    """moto's S3 on threads of this process; takes any credentials."""
-
-    def __init__(self):
-        from moto.server import ThreadedMotoServer
-
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-
-    def __enter__(self):
-        self._server.start()
-        _, self.port = self._server.get_host_and_port()
-        with self.bucket()._ask(Call(), "PUT", "") as response:
-            assert response.status == 200, response.read()
-        return self
-
-    def __exit__(self, *error):
-        self._server.stop()
 
 
 class Between:
@@ -190,7 +169,7 @@ def between(seaweed, between_it):
 
 @pytest.fixture(scope="session")
 def moto():
-    with Moto() as found:
+    with PretendedServer() as found:
         yield found
 
 

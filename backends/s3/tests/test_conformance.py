@@ -5,14 +5,29 @@ import itertools
 
 import pytest
 from lmcache_backend_s3 import S3Backend
+from lmcache_backend_s3.faking import PretendedServer
+from lmcache_backend_s3.serving import START, SeaweedServer, find_server
 from lmcache_backend_s3.transport import Call
 
 from lmcache_core.spi import ByteSize
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.services import need_service
 from lmcache_core.testing.stateful import StatefulBackendTests
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=["moto", "seaweed"])
+def server(request, tmp_path_factory):
+    if request.param == "moto":
+        made = PretendedServer()
+    else:
+        program = find_server()
+        need_service("s3", None if program else "no weed (SeaweedFS) here", start=START)
+        made = SeaweedServer(program, tmp_path_factory.mktemp("weed"))
+    with made:
+        yield made
 
 
 class TestS3(BackendTests, StatefulBackendTests):
@@ -20,10 +35,9 @@ class TestS3(BackendTests, StatefulBackendTests):
     own_threads = ("Thread-",)  # moto serves on threads of this process
     examples, steps = 3, 20
 
-    @pytest.fixture(autouse=True, params=["moto", "seaweed"])
-    def _server(self, request):
-        self.server = request.getfixturevalue(request.param)
-        self.bucket = self.server.bucket()
+    @pytest.fixture(autouse=True)
+    def _server(self, server):
+        self.server, self.bucket = server, server.bucket()
 
     def make_backend(self):
         self.config = self.server.config(f"kit{next(_numbers)}")

@@ -180,6 +180,15 @@ class Bucket:
         more = text(tree, "NextContinuationToken") if text(tree, "IsTruncated") == "true" else ""
         return found, more or None
 
+    def make(self, call: Call, query: Mapping[str, str] | None = None, /) -> bool:
+        """Make the bucket itself, as test servers need it; False where it is there."""
+        with self._ask(call, "PUT", "", query or {}) as response:
+            if response.status in (200, 201):
+                return True
+            if response.status == 409:
+                return False
+            raise self.refusal(response)
+
     # -- objects in parts ------------------------------------------------------------------------------
 
     def begin_parts(self, name: str, call: Call, /) -> str:
