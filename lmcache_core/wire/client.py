@@ -69,7 +69,9 @@ class DaemonClient(Connections):
         deadline: float | None = None,
         tokens: int = 0,
         tenant: str = "",
+        seconds: float | None = None,
     ) -> Loaded:
+        """See ``CacheClient``; ``seconds`` is what the daemon may take, if less than the deadline leaves."""
         if not keys:
             return Loaded((), Reason.COMPLETE)
         if len(keys) > MOST_KEYS:
@@ -79,7 +81,8 @@ class DaemonClient(Connections):
             reply = self.exchange(
                 link, home, replies.Granted,
                 lambda id: records.Load(
-                    id, runs, self._left(until), tokens, tenant, not link.local
+                    id, runs, self._left(until) if seconds is None else seconds, tokens, tenant,
+                    not link.local,
                 ),
                 until,
             )  # fmt: skip
@@ -208,6 +211,28 @@ class DaemonClient(Connections):
                 until,
             ).count
         return 0
+
+    def prefetch(
+        self, keys: Sequence[Key], seconds: float, /, *, tokens: int = 0
+    ) -> Callable[[], bool]:
+        """Have values brought up in the background; what is returned tells, without a call, whether that has ended."""
+        ended = [not keys or len(keys) > MOST_KEYS]
+        if not ended[0]:
+            runs = to_runs(keys)
+            try:
+                job = self.ask(
+                    replies.Count, lambda id: records.Prefetch(id, runs, seconds, tokens)
+                ).count
+                self.on_ready(job, lambda notice: ended.__setitem__(0, True))
+            except BackendError:
+                ended[0] = True
+
+        def over() -> bool:
+            if not ended[0]:
+                self.poll()
+            return ended[0] or self.home is None
+
+        return over
 
     def report_prefill(self, tokens: int, seconds: float, /) -> None:
         self.post(records.Prefill(tokens, seconds))

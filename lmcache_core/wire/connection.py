@@ -339,21 +339,21 @@ class Connections:
         with suppress(BackendError):
             self._flush(home)
             self._populate(home)
+        self.poll()
+        return _IDLE_TICK
+
+    def poll(self) -> None:
+        """Take what has come unasked, without waiting for anything."""
         for _ in range(len(self._idle)):
             with self._lock:
-                link = self._idle.pop(0) if self._idle else None
-            if link is None:
+                home, link = self.home, self._idle.pop(0) if self._idle else None
+            if link is None or home is None:
                 break
             link.poll()
             if link.failed:
-                self._lost(home)
-                break
+                return self._lost(home)
             with self._lock:
-                if home is self.home:
-                    self._idle.append(link)
-                else:
-                    link.close()
-        return _IDLE_TICK
+                self._idle.append(link) if home is self.home else link.close()
 
     def _flush(self, home: Home) -> None:
         said = self._endings(home)

@@ -288,10 +288,10 @@ class Engine:
                 continue
             local = self._local(request)
             external, waits = self.scheduler.matched(request, len(local) * BLOCK)
-            again, _ = self.scheduler.matched(request, len(local) * BLOCK)
-            assert again == external, "asked again, another answer"
             if external is None:
                 continue
+            again, _ = self.scheduler.matched(request, len(local) * BLOCK)
+            assert again == external, "asked again, another answer"
             assert external % BLOCK == 0
             known = len(local) * BLOCK + external
             assert known < request.num_tokens

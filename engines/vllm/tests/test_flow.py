@@ -1,15 +1,17 @@
 """One request after another: hits, misses, chunks, preemption, failures."""
 
 import itertools
+import time
 
 import pytest
+from lmcache_engine_vllm import scheduler
 
 from engines.vllm.tests.fake import CHUNK, Engine, next_token
 from lmcache_core.identity import Chain
 from lmcache_core.spi import Key
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
-from tests.wire.daemons import describe, wait_for
+from tests.wire.daemons import Daemon, describe, wait_for
 
 MODELS = (f"model-{n}" for n in itertools.count())
 PROMPT = list(range(100, 141))
@@ -135,6 +137,45 @@ def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
     assert served(engine, PROMPT) == 40
 
 
+def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model):
+    settings = tmp_path / "cache.yaml"
+    tiers = f"[{{cpu: {{size: 64MiB}}}}, {{disk: {{path: {tmp_path}/kv, size: 256MiB}}}}]"
+    settings.write_text(f"chunk_size: 8\nmanager: {{cost_gate: false}}\ntiers: {tiers}\n")
+    with Daemon(tmp_path, "--arena-mode", "shared-rw", "--config", str(settings)) as daemon:
+        engine = Engine(daemon, model=model)
+        served(engine, PROMPT)
+        engine.scheduler.client.flush()
+        daemon.kill()
+        daemon.start()
+        for half in (engine.scheduler, engine.worker):
+            wait_for(lambda half=half: half.client.home is not None)
+        engine.pool.reset()
+        served(engine, [7] * 9)  # ranks meet the new daemon with their next step
+        id = engine.add(PROMPT)
+        asked = engine.scheduler.scheduler
+        wait_for(asked.names.ready)
+        began = time.monotonic()
+        said = [engine.scheduler.matched(engine.requests[id], 0)[0]]
+        wait_for(lambda: said.append(asked.matched(engine.requests[id], 0)) or said[-1])
+        assert said[0] is None
+        assert time.monotonic() - began < scheduler.PATIENCE / 2  # it is told when they are there
+        assert said[-1] == 40
+        engine.run()
+        assert engine.recomputed == 0
+        engine.close()
+
+
+def test_a_cache_whose_loads_keep_failing_is_left_alone(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.worker)
+        for failures in range(5):
+            engine.pool.reset()
+            served(engine, PROMPT)
+            assert engine.recomputed == min(3, failures + 1)
+
+
 def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
     served(make(), PROMPT)
     engine = make()
@@ -177,9 +218,9 @@ def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
 
 
 def _keys(engine):
-    scheduler = engine.scheduler.scheduler
-    chain = Chain(scheduler._root, CHUNK)
-    return [Key(scheduler._space, digest) for digest in chain.extend(PROMPT)]
+    names = engine.scheduler.scheduler.names
+    chain = Chain(names.root, CHUNK)
+    return [Key(names.space, digest) for digest in chain.extend(PROMPT)]
 
 
 def test_changed_weights_find_nothing_of_the_old_ones(make):

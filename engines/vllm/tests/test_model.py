@@ -121,4 +121,4 @@ def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, r
 
 
 def _key(scheduler, digest):
-    return Key(scheduler._space or bytes(32), digest)
+    return Key(scheduler.names.space or bytes(32), digest)

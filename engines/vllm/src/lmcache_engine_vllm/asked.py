@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ class Asked:
         computed: tokens that are computed when the steps so far are.
         kept: chunks that the cache has or was told to take.
         fill: tokens that count as prompt; those behind it were generated since.
+        over: tells whether what lower tiers have is on its way no more; None when nothing is.
+        patience: until when the request waits for that; None before it was asked for.
         tables: blocks of a plan that is carried out while the request waits.
     """
 
@@ -42,5 +45,7 @@ class Asked:
     kept: int = 0
     fill: int = 0
     told: bool = False
+    over: Callable[[], bool] | None = None
+    patience: float | None = None
     tables: Tables | None = None
     held: list[RemoteLeases] = field(default_factory=list)

@@ -236,9 +236,10 @@ class Halves:
         failed = getattr(output, "invalid_block_ids", None)
         if failed and manager is not None and hasattr(manager, "evict_blocks"):
             manager.evict_blocks(failed)
-        missed = getattr(output, "failed_recving", None)
-        if missed and self.scheduler is not None:
+        missed = getattr(output, "failed_recving", None) or ()
+        if self.scheduler is not None:
             self.scheduler.bypass(missed)
+            self.scheduler.judge(bool(failed or missed))
 
     @bounded(_blocks_are_free)
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:

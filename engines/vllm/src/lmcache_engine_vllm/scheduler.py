@@ -7,8 +7,6 @@ again; what makes no sense any more does nothing.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,19 +16,25 @@ from lmcache_core.engine.reuse import Span, Wanted, legal_end, wanted
 from lmcache_core.identity import Chain, KeyManager, Unkeyable
 from lmcache_core.observers import Metrics
 from lmcache_core.spi import Key, Reuse
-from lmcache_core.spi.errors import BackendError, ConfigError
-from lmcache_core.wire import records, replies
+from lmcache_core.storage.results import Reason
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.grants import RemoteLeases
 from lmcache_engine_vllm.asked import Asked
 from lmcache_engine_vllm.breaker import Breaker
 from lmcache_engine_vllm.identity import wishes
 from lmcache_engine_vllm.layout import Part
+from lmcache_engine_vllm.names import Names
 from lmcache_engine_vllm.settings import LOG, Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
 
 AGAIN = 0.25
 """Seconds after which a miss is looked up once more for a request that still waits."""
+RESIDENT = 0.002
+"""Seconds in which the daemon hands out what it has at hand."""
+PATIENCE = 2.0
+"""Longest wait of one request for lower tiers, in seconds, all its preemptions together."""
+DISTRUST = 3, 60.0
+"""After so many steps with failed loads within so many seconds nothing is offered for as long."""
 
 
 class Scheduler:
@@ -57,9 +61,9 @@ class Scheduler:
         self.options = options
         self.parts = tuple(parts)
         self.chunk = chunk
-        self.ranks = ranks
         self.metrics = metrics or Metrics()
         self.breaker = Breaker(now=now)
+        self.names = Names(client, settings.engine, ranks, self.breaker, now=now)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
         self.whole = any(part.reuse is not Reuse.ALL for part in parts)
@@ -71,23 +75,23 @@ class Scheduler:
         self._turn = 0
         self._step = Step()
         self._waiting: list[str] = []
-        self._epoch = b""
-        self._boot = b""
-        self._space = b""
-        self._root = b""
-        self._next_try = 0.0
+        self._failures, self._failed = 0, 0.0
+        self._distrust = 0.0
 
     # -- a request waits -----------------------------------------------------------------------------------
 
-    def matched(self, request: Any, local: int) -> int:
-        """Tokens the cache supplies beyond the ``local`` ones; the same when asked again."""
+    def matched(self, request: Any, local: int) -> int | None:
+        """Tokens the cache supplies beyond the ``local`` ones; the same when asked again.
+
+        None: ask again later, lower tiers are bringing up more.
+        """
         asked = self._asked(request)
         if asked is None:
             return 0
         asked.plan, asked.base, asked.computed, asked.tables = None, None, 0, None
         asked.local = local
-        if self.settings.loads:
-            self._ask(asked)
+        if self.settings.loads and not self._ask(asked):
+            return None
         reach = min(asked.reach, request.num_tokens - 1)
         if self.whole:
             reach = asked.reach if asked.reach == reach else 0
@@ -113,6 +117,18 @@ class Scheduler:
         elif asked.plan is None:
             self._let_go(asked)
 
+    def judge(self, loads_failed: bool) -> None:
+        """After a step: a cache whose loads keep failing is left alone for a while."""
+        if not loads_failed:
+            return
+        now = self._now()
+        self._failures = self._failures + 1 if now < self._failed + DISTRUST[1] else 1
+        self._failed = now
+        if self._failures >= DISTRUST[0]:
+            self._failures = 0
+            self._distrust = now + DISTRUST[1]
+            LOG.warning("loads keep failing; nothing is offered for %d seconds", DISTRUST[1])
+
     def bypass(self, ids: Iterable[str]) -> None:
         """Loads of these requests have failed; they are computed."""
         for id in ids:
@@ -134,8 +150,7 @@ class Scheduler:
 
         Requests that run on keep nothing any more; they mix both.
         """
-        self._epoch = os.urandom(16)
-        self._boot = self._space = self._root = b""
+        self.names.renew()
         self.close()
         return True
 
@@ -207,7 +222,7 @@ class Scheduler:
         if chunks > len(asked.chain.digests):
             self._extend(asked)
             chunks = min(chunks, len(asked.chain.digests))
-        if not self._space or chunks <= asked.kept:
+        if not self.names.space or chunks <= asked.kept:
             return
         first = asked.kept
         step.stores.append(
@@ -266,7 +281,7 @@ class Scheduler:
 
     def _asked(self, request: Any) -> Asked | None:
         """The record of a request, its chain as long as its tokens; None when it cannot be keyed."""
-        if not self._ready():
+        if not self.names.ready():
             return self.states.get(request.request_id)
         asked = self.states.get(request.request_id)
         if asked is None:
@@ -275,7 +290,7 @@ class Scheduler:
             except Unkeyable:
                 self.metrics.add("lmcache_unkeyed_requests_total")
                 return None
-            asked = Asked(request, wish, Chain(self._root, self.chunk, extras=wish.extras))
+            asked = Asked(request, wish, Chain(self.names.root, self.chunk, extras=wish.extras))
             self.states[request.request_id] = asked
         asked.fill = request.num_tokens
         return asked if self._extend(asked) else None
@@ -291,31 +306,46 @@ class Scheduler:
             return False
         return True
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: Asked) -> bool:
+        """Put on offer what the cache has. False: not yet."""
+        now, size = self._now(), self.chunk
         if asked.leases is not None and self.client.home not in (None, asked.leases.home):
             self._let_go(asked)  # its daemon has a successor, and no rank need remember it
-        if asked.leases is not None or self._now() < asked.until:
-            return
+        if asked.over is not None:
+            if now < (asked.patience or 0.0) and not asked.over():
+                return False
+            asked.over = None
+        elif asked.leases is not None or now < asked.until:
+            return True
         asked.reach, asked.spots = 0, ()
-        asked.until = self._now() + AGAIN
-        size = self.chunk
+        asked.until = now + AGAIN
         spans: list[Span] = [(d, i * size, size) for i, d in enumerate(asked.chain.digests)]
         limit = self.options.max_tokens_per_load
         if limit is not None:
             spans = [span for span in spans if span[1] + size <= limit]
-        if spans and self.breaker.closed:
+        if spans and self.breaker.closed and now >= self._distrust:
             with self.breaker.watch(self.client):
-                self._lease(asked, spans)
+                if self._lease(asked, spans):
+                    return False
         asked.kept = asked.reach // size
         tokens = asked.chain.tokens
         self.metrics.add("lmcache_lookups_total")
         self.metrics.add("lmcache_asked_tokens_total", tokens)
         self.metrics.add("lmcache_hit_tokens_total", asked.reach)
         self.metrics.add("lmcache_missed_tokens_total", tokens - asked.reach)
+        return True
 
-    def _lease(self, asked: Asked, spans: Sequence[Span]) -> None:
-        """Lease what the longest legal hit over ``spans`` needs, and put it on offer."""
-        space, count, missing = self._space, len(spans), set[Key]()
+    def _bring_up(self, asked: Asked, keys: Sequence[Key]) -> bool:
+        """Have lower tiers bring up values, once per request. False: it has waited for that already."""
+        if asked.patience is not None:
+            return False
+        asked.patience = self._now() + PATIENCE
+        asked.over = self.client.prefetch(keys, PATIENCE, tokens=self.chunk)
+        return True
+
+    def _lease(self, asked: Asked, spans: Sequence[Span]) -> bool:
+        """Lease what the longest legal hit over ``spans`` needs, and put it on offer. True: not yet."""
+        space, count, missing = self.names.space, len(spans), set[Key]()
         parts: Any = self.parts  # a part says of its reuse what a group of the key space does
         if self.whole:
             count = min(count, (asked.request.num_tokens - 1) // self.chunk)
@@ -329,51 +359,31 @@ class Scheduler:
             wants: list[Wanted] = wanted(spans[:count], parts, space)
             loaded = self.client.load(
                 [want.key for want in wants], None, deadline=self.breaker.deadline(),
-                tokens=self.chunk, tenant=asked.wishes.tenant,
+                tokens=self.chunk, tenant=asked.wishes.tenant, seconds=RESIDENT,
             )  # fmt: skip
             leases = loaded.leases
+            if loaded.reason is Reason.DEADLINE and self.client.trouble is not Reason.DEADLINE:
+                late = [want.key for want in wants[len(leases) :]]
+                if self._bring_up(asked, late):
+                    self.client.release(leases)
+                    return True
             if not isinstance(leases, RemoteLeases) or leases.values is not None:
                 self.client.release(leases)  # streamed to here; the ranks are elsewhere
-                return
+                return False
             if len(leases) == len(wants) or (leases and not self.whole):
                 asked.leases = leases
                 asked.spots = tuple(want.first for want in wants[: len(leases)])
                 asked.reach = asked.spots[-1] + self.chunk
-                return
+                return False
             self.client.release(leases)
             if not self.whole:
-                return
+                return False
             missing.add(wants[len(leases)].key)
             count = legal_end(spans[:count], parts, space, missing)
-
-    def _ready(self) -> bool:
-        """Whether the daemon knows all ranks of this engine; asks it once per life of it."""
-        home = self.client.home
-        if home is None or home.boot == self._boot:
-            return bool(self._root)
-        if self._now() < self._next_try:
-            return False
-        self._root = self._space = b""
-        try:
-            told = self.client.ask(
-                replies.Registered,
-                lambda id: records.Register(id, self.settings.engine, -1, self.ranks),
-                self.breaker.deadline(),
-            )
-        except (BackendError, ConfigError) as error:
-            LOG.warning("no key space from the daemon: %s", error)
-            told = None
-        if told is None or not told.root:
-            self._next_try = self._now() + AGAIN
-            return False
-        self._boot, self._space = home.boot, told.space
-        self._root = told.root
-        if self._epoch:
-            self._root = hashlib.sha256(b"lmcache.epoch\x00" + told.root + self._epoch).digest()
-        return True
+        return False
 
     def _let_go(self, asked: Asked) -> None:
         leases, asked.leases = asked.leases, None
-        asked.plan, asked.reach, asked.spots, asked.until = None, 0, (), 0.0
+        asked.plan, asked.reach, asked.spots, asked.until, asked.over = None, 0, (), 0.0, None
         if leases is not None:
             self.client.release(leases)

@@ -1,0 +1,72 @@
+"""Digest and root of an engine's key space, as the daemon has them from all of its ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+
+from lmcache_core.spi.errors import BackendError, ConfigError
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.client import DaemonClient
+from lmcache_engine_vllm.breaker import Breaker
+from lmcache_engine_vllm.settings import LOG
+
+AGAIN = 0.25
+EPOCH_TAG = b"lmcache.epoch\x00"
+
+
+class Names:
+    """Only ranks know their memory, and so what names it; the scheduler asks the daemon.
+
+    Attributes:
+        space, root: empty until all ranks of the engine are there.
+    """
+
+    def __init__(
+        self,
+        client: DaemonClient,
+        engine: str,
+        ranks: int,
+        breaker: Breaker,
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        self.space = self.root = b""
+        self._client = client
+        self._engine = engine
+        self._ranks = ranks
+        self._breaker = breaker
+        self._now = now
+        self._boot = self._epoch = b""
+        self._next_try = 0.0
+
+    def ready(self) -> bool:
+        """Whether requests can be named; asks once per life of the daemon."""
+        home = self._client.home
+        if home is None or home.boot == self._boot:
+            return bool(self.root)
+        if self._now() < self._next_try:
+            return False
+        self.root = self.space = b""
+        told = None
+        try:
+            told = self._client.ask(
+                replies.Registered,
+                lambda id: records.Register(id, self._engine, -1, self._ranks),
+                self._breaker.deadline(),
+            )
+        except (BackendError, ConfigError) as error:
+            LOG.warning("no key space from the daemon: %s", error)
+        if told is None or not told.root:
+            self._next_try = self._now() + AGAIN
+            return False
+        self._boot, self.space, self.root = home.boot, told.space, told.root
+        if self._epoch:
+            self.root = hashlib.sha256(EPOCH_TAG + told.root + self._epoch).digest()
+        return True
+
+    def renew(self) -> None:
+        """The weights have changed: nothing is found any more under the names so far."""
+        self._epoch = os.urandom(16)
+        self._boot = self.space = self.root = b""
