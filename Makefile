@@ -28,7 +28,7 @@ test: setup  ## every test; needs neither root nor a service started by hand
 	@$(STAGE) tests 420 -- $(PY) -m pytest -q -o cache_dir=$(WORK)/pytest $(PYTEST_ARGS)
 
 test-vllm:  ## the connector in a real vLLM, in an environment of its own (2.4 GB, outside the tree)
-	@$(PYTHON) .ci/stage.py vllm 480 -- $(PYTHON) .ci/vllm.py test $(PYTEST_ARGS)
+	@$(PYTHON) .ci/stage.py vllm 480 -- $(PYTHON) .ci/vllm_env.py test $(PYTEST_ARGS)
 
 check: setup  ## lint, format, types, layering, catalogue, docs
 	@$(PY) .ci/check.py
@@ -49,7 +49,7 @@ bench-daemon: setup  ## the daemon: round trips, copies, streams, deaths
 	@$(PY) .ci/nightly.py bench-daemon
 
 bench-vllm:  ## hits in vLLM's own prefix cache and in ours, in pairs; upstream's where it is installed
-	@$(PYTHON) .ci/vllm.py run benchmarks/vllm_hits.py
+	@$(PYTHON) .ci/vllm_env.py run benchmarks/vllm_hits.py
 
 sim: setup  ## simulated histories of the storage manager; SEED=n replays one
 	@$(PY) .ci/nightly.py sim $(SEED)

@@ -58,9 +58,9 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     "vllm": (
         1500,
         [
-            [".ci/vllm.py", "test", "--long"],
-            [".ci/vllm.py", "test", "--release", "0.30.0"],
-            [".ci/vllm.py", "run", "benchmarks/vllm_hits.py"],
+            [".ci/vllm_env.py", "test", "--long"],
+            [".ci/vllm_env.py", "test", "--release", "0.30.0"],
+            [".ci/vllm_env.py", "run", "benchmarks/vllm_hits.py"],
         ],
     ),
     "tiers": (1500, [["benchmarks/tiers.py"]]),

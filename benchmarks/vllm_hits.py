@@ -1,6 +1,6 @@
 """`make bench-vllm`: what a hit in our cache costs beside a hit in vLLM's own, in one engine, in pairs.
 
-    python .ci/vllm.py run benchmarks/vllm_hits.py [--pairs 40] [--cold 60] [--decode 8]
+    python .ci/vllm_env.py run benchmarks/vllm_hits.py [--pairs 40] [--cold 60] [--decode 8]
 
 A tiny Llama in float32, a prefix of 4,096 tokens (67 MB of keys and values), one thread of computation in every
 run, one core left for the daemon. Upstream's LMCache runs beside it where ``LMCACHE_PEER_PYTHON`` names the

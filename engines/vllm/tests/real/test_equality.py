@@ -74,7 +74,9 @@ def test_a_restarted_engine_is_served_every_full_chunk_by_the_daemon_that_stayed
 def test_two_engines_share_what_either_has_computed(
     llama: Path, folder: Path, plain: list[Answer], running: Daemon
 ) -> None:
-    sharing = (running.connector, running.env)
+    socket = str(running.folder / f"run/port-{running.port}.sock")  # as pods of one node name it
+    connector = running.connector | {"kv_connector_extra_config": {"lmcache.daemon.socket": socket}}
+    sharing = (connector, running.env)
     with (
         Engine(llama, folder / "first.log", *sharing) as first,
         Engine(llama, folder / "second.log", *sharing) as second,

@@ -1,8 +1,9 @@
 """Make the environment of the real vLLM, and print its Python; standard library only, any Python >= 3.11.
 
-    python .ci/vllm.py                    the environment's Python, made first where it is not there
-    python .ci/vllm.py test [ARGUMENTS]   the tests of the real engine in it; --long: those of the night
-    python .ci/vllm.py run FILE ...       a script in it
+    python .ci/vllm_env.py                    the environment's Python, made first where it is not there
+    python .ci/vllm_env.py test [ARGUMENTS]   the tests of the real engine in it; --long: those of the night
+    python .ci/vllm_env.py run FILE ...       a script in it
+    python .ci/vllm_env.py peer           the Python of an environment with upstream's LMCache instead
     ... --release 0.30.0                  with that vLLM
 
 Two layers. The heavy one, torch and vLLM and what it requires, lies outside the tree and serves every
@@ -46,9 +47,15 @@ LEFT_OUT = {
     "torchcodec",
 }  # the last three exist for CUDA only
 TEST_TOOLS = ["pytest", "hypothesis"]
-ENGINE = "engines/vllm"  # other engines want other versions of what vLLM wants
+ENGINE = "engines/vllm"
+OURS = ["csrc", "server", "gpu_connectors/cpu", "backends/cpu", "backends/disk", ENGINE]
+"""What an engine and its daemon need; other tiers and engines want other versions of what vLLM wants."""
 TESTS = f"{ENGINE}/tests/real"
 ATTEMPTS = 3
+
+PEER = ["lmcache==0.5.6", "aiofile", "aiofiles", "awscrt", "cryptography", "httpx", "nvtx", "sortedcontainers",
+        "redis", "grpcio", "opentelemetry-exporter-prometheus"]  # fmt: skip
+"""Upstream's release and what it imports; its own requirements would bring CUDA."""
 
 REQUIREMENTS = """
 import importlib.metadata as m
@@ -216,13 +223,9 @@ def make_thin(version: str, below: Path) -> Path:
         started = time.monotonic()
         stamp.unlink(missing_ok=True)
         python = venv(folder)
-        site = Path(printed(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])"))
-        under = below / site.relative_to(folder)
-        (site / "_heavy.pth").write_text(f"{under}\n")
-        left = {"csrc"} if lack else set()
-        left |= {path for path in distributions() if path.startswith("engines/")} - {ENGINE}
-        ours = [".", *(path for path in distributions() if path not in left)]
-        editables = [word for path in ours for word in ("-e", f"./{path}")]
+        site = put_over(python, folder, below)
+        there = [path for path in OURS if path in distributions() and not (lack and path == "csrc")]
+        editables = [word for path in (".", *there) for word in ("-e", f"./{path}")]
         tools = os.pathsep.join((str(folder / "bin"), str(below / "bin"), os.environ["PATH"]))
         os.environ["PATH"] = tools  # cmake and ninja are commands of the layer below
         flags = ("install", "-qq", "--no-deps", "--no-build-isolation")
@@ -233,9 +236,8 @@ def make_thin(version: str, below: Path) -> Path:
         command = folder / "bin/vllm"
         command.write_text(COMMAND.format(python=python))
         command.chmod(0o755)
-        alias = (
-            site / f"vllm-{version}.dist-info"
-        )  # the command asks for this name, the wheel has another
+        # the command asks for this name, the wheel has another
+        alias = site / f"vllm-{version}.dist-info"
         alias.mkdir(exist_ok=True)
         (alias / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
@@ -245,6 +247,28 @@ def make_thin(version: str, below: Path) -> Path:
     return python
 
 
+def make_peer(below: Path) -> Path:
+    """A layer with upstream's LMCache over ``below``; its Python."""
+    folder = WORK / "vllm-peer"
+    python, stamp = folder / "bin/python", folder / "complete"
+    if python.exists() and stamp.exists() and stamp.read_text() == f"{below} {PEER}":
+        return python
+    with alone(folder):
+        python = venv(folder)
+        put_over(python, folder, below)
+        must(pip(python, "install", "-qq", "--no-deps", PEER[0]), "installing upstream's LMCache")
+        must(pip(python, "install", "-qq", *PEER[1:]), "installing what it imports")
+        stamp.write_text(f"{below} {PEER}")
+    return python
+
+
+def put_over(python: Path, folder: Path, below: Path) -> Path:
+    """Let a thin environment see what the heavy one has; its folder of packages."""
+    site = Path(printed(python, "import sysconfig; print(sysconfig.get_paths()['purelib'])"))
+    (site / "_heavy.pth").write_text(f"{below / site.relative_to(folder)}\n")
+    return site
+
+
 def main(arguments: list[str]) -> int:
     """Make both layers; then say where, test, or run."""
     version = VERSION
@@ -252,6 +276,9 @@ def main(arguments: list[str]) -> int:
         at = arguments.index("--release")
         version = arguments[at + 1]
         arguments = arguments[:at] + arguments[at + 2 :]
+    if arguments == ["peer"]:
+        print(make_peer(make_heavy(version)))
+        return 0
     python = make_thin(version, make_heavy(version))
     if not arguments:
         print(python)
@@ -264,7 +291,7 @@ def main(arguments: list[str]) -> int:
         rest = [*options, *(rest or []), TESTS]
         os.environ |= {"LMCACHE_VLLM_LONG": "1"} if long else {}
     elif what != "run":
-        raise SystemExit(f"vllm: test or run, not {what!r}")
+        raise SystemExit(f"vllm: test, run or peer, not {what!r}")
     return subprocess.run([str(python), *rest], cwd=ROOT, check=False).returncode
 
 
