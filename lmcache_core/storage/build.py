@@ -157,6 +157,11 @@ class Builder:
                 raise ConfigError(
                     f"tier {tier.name!r} holds values in memory where they are used: write it first, and once"
                 )
+            elif tier.serde:
+                raise ConfigError(
+                    f"tier {tier.name!r} holds values where they are used, so nothing can be encoded there: "
+                    "give the serde to a tier below"
+                )
             else:
                 resident = tier
         tiers = [self.tier(each) for each in lower]

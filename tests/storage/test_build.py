@@ -101,6 +101,14 @@ def test_an_exact_engine_refuses_a_lossy_tier():
         asyncio.run(main())
 
 
+def test_values_are_not_encoded_where_they_are_used():
+    offers = [*OFFERS, Offer("backends", "here", "tests.wrappers.serdes:Here")]
+    plugins = Registry(find=lambda: offers, catalogue=(), environment={})
+    made = TierConfig(plugin="here", name="here", serde=(PluginChoice(name="squeeze"),))
+    with pytest.raises(ConfigError, match="give the serde to a tier below"):
+        asyncio.run(build(config(made), plugins))
+
+
 def test_fidelity_names_what_loses_something_and_how():
     exact = tier(serde=(PluginChoice(name="squeeze"),))
     assert fidelity(config(exact), registry()) == "exact"

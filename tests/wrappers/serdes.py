@@ -5,12 +5,19 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from lmcache_core.spi import BytesSerde, Corrupt, TensorSerde
+from lmcache_core.memory.backend import MemoryBackend
+from lmcache_core.spi import BytesSerde, Capabilities, Corrupt, TensorSerde
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """Nothing to choose."""
+
+
+class Here(MemoryBackend):
+    """Says that its values are used where they lie."""
+
+    capabilities = Capabilities(resident=True)
 
 
 class Squeeze(BytesSerde):

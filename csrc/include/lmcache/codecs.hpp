@@ -1,6 +1,6 @@
 // Lossless codecs of key/value elements, and the entropy coder that others build on.
 //
-// Formats: docs/reference/codecs.md. Decoders trust nothing they read; scratch memory is kept per
+// Formats: lmcache_core/codecs.py and reference.py of serde/lossless. Decoders trust nothing they read; scratch memory is kept per
 // thread, so no call allocates once it has seen its largest input.
 #pragma once
 
