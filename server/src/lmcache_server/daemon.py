@@ -115,7 +115,6 @@ class Daemon:
         self.quotas: dict[str, int] = {}
         self._stock: tuple[float, bool] = (0.0, False)
         self.begun = time.time()
-        self._idle_since: float | None = None
 
     def run(self) -> Shutdown:
         """Open, serve until told to stop, and end in time.
@@ -236,13 +235,12 @@ class Daemon:
 
     def crowded(self) -> bool:
         """Whether leases hold their whole share of memory; counted now and then, as that costs."""
-        pool = self.manager.pool
-        share = pool.capacity * self.effective.config.manager.offers
-        if pool.lent * max(pool.slabs.sizes(), default=0) <= share:
-            return False
         now = self.now()
         if now > self._stock[0]:
-            crowded = pool.accounting().leased > share
+            pool = self.manager.pool
+            share = pool.capacity * self.effective.config.manager.offers
+            crowded = pool.lent * max(pool.slabs.sizes(), default=0) > share
+            crowded = crowded and pool.accounting().leased > share
             after = self.now()
             self._stock = (after + max(_STOCK_AGE_S, 20 * (after - now)), crowded)
         return self._stock[1]
