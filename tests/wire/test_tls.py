@@ -1,5 +1,6 @@
 """TCP under TLS: the same protocol for who trusts the certificate, one line for who does not or cannot."""
 
+import contextlib
 import signal
 import socket
 import ssl
@@ -95,6 +96,22 @@ def test_tls_client_of_a_plain_port_is_told_that_there_is_none(tmp_path, authori
         one_line(caplog, "speaks no TLS")
         client.close()
         wait_for(lambda: "TLS where none is served" in plain.log.read_text(), 2)
+
+
+def test_noise_on_a_tls_port_harms_nobody(daemon, authority):
+    good = connect(daemon, authority.file)
+    hello = bytes.fromhex("16030100050100000103")  # begins like TLS
+    for noise in (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", hello, hello * 500, bytes(70_000)):
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", daemon.port), 5) as sock,
+        ):
+            sock.sendall(noise)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+        assert good.lookup([key(1)]).unanswered == ()
+    good.close()
 
 
 def test_wrong_token_is_refused_under_tls_as_well(daemon, authority, caplog):

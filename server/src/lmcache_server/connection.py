@@ -50,7 +50,7 @@ class Connection:
         self.daemon = daemon
         self.local = local
         self.session: Session | None = None
-        self.peer = "unix"
+        self.peer = ""
         self.socket = sock
         self._loop = daemon.loop
         self.pid = 0
@@ -71,6 +71,7 @@ class Connection:
         sock.setblocking(False)
         if local:
             self.pid, uid = peer(sock)
+            self.peer = f"pid {self.pid}"
             if uid != os.geteuid():
                 daemon.refuse(self.peer, f"user {uid} is not {os.geteuid()}")
                 self.closed = True

@@ -297,8 +297,10 @@ class Daemon:
     def _accept(self, listener: socket.socket, local: bool) -> None:
         with suppress(BlockingIOError, InterruptedError, ConnectionError):
             sock, _ = listener.accept()
-            if len(self.connections) >= _MOST_CONNECTIONS:
-                self.refuse("everybody", f"{_MOST_CONNECTIONS} connections are open")
+            # Half are for this user's processes: nobody outside keeps them from their cache.
+            most = _MOST_CONNECTIONS if local else _MOST_CONNECTIONS // 2
+            if len(self.connections) >= most:
+                self.refuse("everybody", f"{most} connections are open")
                 sock.close()
                 return
             Connection(self, sock, local=local)
