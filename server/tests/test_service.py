@@ -119,7 +119,8 @@ def test_passed_sockets_are_served_and_stay_after_the_end(tmp_path, listeners):
         assert not os.path.exists(ours)
         client = daemon.client()
         assert store(client, 1) == [True]
-        assert describe(client)["socket"] == path
+        about = describe(client)
+        assert (about["socket"], about["tcp"]) == (path, f"127.0.0.1:{port}")
         client.close()
         from lmcache_core.wire.client import DaemonClient
 
@@ -148,6 +149,12 @@ def test_what_is_passed_and_no_listening_stream_is_refused(tmp_path):
     with socket.socket() as mute, pytest.raises(TimeoutError):
         Managed(tmp_path, sockets=[mute], patience=2)
     assert "no listening stream" in (tmp_path / "daemon.log").read_text()
+
+
+def test_passed_socket_that_others_reach_needs_the_token(tmp_path):
+    with socket.create_server(("0.0.0.0", 0)) as wide, pytest.raises(TimeoutError):
+        Managed(tmp_path, sockets=[wide], patience=2)
+    assert "0.0.0.0 is not this machine alone" in (tmp_path / "daemon.log").read_text()
 
 
 def test_units_start_what_there_is():

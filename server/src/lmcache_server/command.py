@@ -163,9 +163,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _options(given: argparse.Namespace) -> Options:
     port = _number("--port", given.port, 0 if given.private else DEFAULT_PORT)
     sockets = service.passed()
-    paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
-    if len(paths) > 1 or (paths and given.socket not in (None, *paths)):
-        raise ConfigError(f"clients find one unix socket, not {', '.join([*paths, given.socket])}")
+    paths = [str(sock.getsockname()) for sock in sockets if sock.family == socket.AF_UNIX]
+    paths += [given.socket] if given.socket and given.socket not in paths else []
+    if len(paths) > 1:
+        raise ConfigError(f"clients find one unix socket, not {' and '.join(paths)}")
+    passed = [sock.getsockname()[:2] for sock in sockets if sock.family != socket.AF_UNIX]
+    host, port = passed[0] if passed else (given.host or "localhost", port)
     if given.arena_mode not in (None, *_MODES):
         raise ConfigError(f"--arena-mode is {' or '.join(_MODES)}, not {given.arena_mode!r}")
     token = os.environ.get("LMCACHE_SERVER_TOKEN", "")
@@ -174,11 +177,11 @@ def _options(given: argparse.Namespace) -> Options:
             token = Path(given.token_file).read_text().strip()
         except OSError as error:
             raise ConfigError(f"--token-file {given.token_file}: {error.strerror}") from error
-    host = given.host or "localhost"
-    if not token and host not in ("localhost", "127.0.0.1", "::1"):
-        raise ConfigError(f"--host {host} is not this machine alone: it needs --token-file")
+    for each in (host, *(address for address, _ in passed)):
+        if not token and each not in ("localhost", "127.0.0.1", "::1"):
+            raise ConfigError(f"{each} is not this machine alone: --host needs --token-file")
     return Options(
-        path=paths[0] if paths else given.socket or socket_path(runtime_folder(), f"port-{port}"),
+        path=paths[0] if paths else socket_path(runtime_folder(), f"port-{port}"),
         sockets=sockets,
         host=host,
         port=port,
