@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from lmcache_core.spi.errors import (
-    BackendError,
-    ConfigError,
-    DeadlineExceeded,
-    Unavailable,
-)
+from lmcache_core.spi.errors import BackendError, ConfigError, DeadlineExceeded, Unavailable
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.address import Address, parse
@@ -71,6 +66,7 @@ class Connections:
         self._transfer = transfer
         self._log = log or logging.getLogger("lmcache.daemon")
         self._jobs: dict[int, Callable[[replies.Ready], None]] = {}
+        self._early: dict[int, replies.Ready] = {}
         self._said = ""
         self._closed = False
         self._reset()
@@ -200,7 +196,12 @@ class Connections:
 
     def on_ready(self, job: int, call: Callable[[replies.Ready], None], /) -> None:
         """Call (once) when the prefetch of this number has ended."""
-        self._jobs[job] = call
+        with self._lock:
+            early = self._early.pop(job, None)
+            if early is None:
+                self._jobs[job] = call
+        if early is not None:  # another thread has read of the end before this one of the number
+            call(early)
 
     def _until(self, deadline: float | None) -> float:
         return self.now() + self.timeout if deadline is None else deadline
@@ -316,13 +317,12 @@ class Connections:
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
 
-    # -- the helper thread ---------------------------------------------------------------------------------
+    # -- beside calls --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         with self._connecting:
             if self._thread is None and not self._closed:
-                # Daemonic: nothing waits for it, and it must not keep the process.
-                self._thread = threading.Thread(
+                self._thread = threading.Thread(  # daemonic: it must not keep the process
                     target=helper, args=(weakref.ref(self),), name="lmcache-daemon-client",
                     daemon=True,
                 )  # fmt: skip
@@ -375,11 +375,12 @@ class Connections:
                 if now is home and link.local:
                     self.fetch(link, home, until)
 
-    # -- unasked -------------------------------------------------------------------------------------------
-
     def _notice(self, notice: Notice) -> None:
         if isinstance(notice, replies.Ready):
-            call = self._jobs.pop(notice.job, None)
+            with self._lock:
+                call = self._jobs.pop(notice.job, None)
+                if call is None and len(self._early) < 1000:
+                    self._early[notice.job] = notice
             if call is not None:
                 call(notice)
         elif isinstance(notice, replies.Boot):

@@ -223,6 +223,15 @@ def test_prefetch_says_when_it_is_ready(client):
     assert done.wait(5)
 
 
+def test_end_of_a_prefetch_that_is_heard_before_its_number_is_not_lost(client):
+    client._notice(replies.Ready(7, 1, "complete"))
+    heard = []
+    client.on_ready(7, heard.append)
+    assert [ready.job for ready in heard] == [7]
+    over = client.prefetch([key(95)], 1.0)
+    wait_for(over, 5)
+
+
 def test_operators_verbs(client):
     store(client, 96, tags=["blue"])
     assert client.invalidate("blue") == 1

@@ -282,7 +282,7 @@ def prefetch(
         with progress("prefetch", len(keys)) as advance:
             for at in range(0, len(keys), PART):
                 part, left = keys[at : at + PART], max(0.1, until - time.monotonic())
-                job = operator.job(operator.prefetch(part, seconds=left), wait=left + 1)
+                job = operator.job(operator.bring_up(part, seconds=left), wait=left + 1)
                 assert job is not None
                 advance(len(part))
                 count, reason = count + job.count, job.reason or job.state

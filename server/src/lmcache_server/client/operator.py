@@ -181,7 +181,7 @@ class Operator(DaemonClient):
 
     # -- prefetches ----------------------------------------------------------------------------------------
 
-    def prefetch(self, keys: Sequence[Key], /, *, seconds: float) -> int:
+    def bring_up(self, keys: Sequence[Key], /, *, seconds: float) -> int:
         """Begin to bring values up; the number of the job."""
         begun = time.monotonic()
         number = self.do(

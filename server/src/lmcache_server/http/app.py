@@ -206,7 +206,7 @@ def _values(operator: Operator) -> APIRouter:
     @router.post("/prefetches", status_code=202)
     def prefetch(body: bodies.Keys, response: Response) -> Document:
         """Begin to bring values up; ask for the job to learn how it went."""
-        number = operator.prefetch(parse_keys(body.keys), seconds=body.seconds)
+        number = operator.bring_up(parse_keys(body.keys), seconds=body.seconds)
         response.headers["location"] = f"/cache/prefetches/{number}"
         return {"id": number}
 
