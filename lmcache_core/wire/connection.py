@@ -113,17 +113,12 @@ class Connections:
             self._start()
         begun = self.now()
         with self._lock:
-            home = self.home
-            link = self._idle.pop() if self._idle else None
+            home = self.home if begun >= self._quiet_until else None
             if home is not None:
+                link = self._idle.pop() if self._idle else None
                 self._busy += 1
-        if home is None or self.now() < self._quiet_until:
-            if home is not None:
-                with self._lock:
-                    self._busy -= 1
-                    if link is not None:
-                        self._idle.append(link)
-            self.trouble = Reason.CLOSED if home is None else Reason.DEADLINE
+        if home is None:
+            self.trouble = Reason.CLOSED if self.home is None else Reason.DEADLINE
             raise Unavailable(f"no daemon at {self.address}")
         try:
             if link is None:
@@ -184,9 +179,8 @@ class Connections:
 
     def post(self, record: records.Record, /) -> None:
         """Send a one-way record some time soon."""
-        with self._lock:
-            if self.home is not None and len(self._posts) < 1000:
-                self._posts.append(record)
+        if self.home is not None and len(self._posts) < 1000:
+            self._posts.append(record)
         self.nudge()
 
     def nudge(self) -> None:
@@ -207,10 +201,8 @@ class Connections:
         return self.now() + self.timeout if deadline is None else deadline
 
     def _endings(self, home: Home) -> list[records.Record]:
-        said: list[records.Record] = []
-        if self._posts:
-            with self._lock:
-                said, self._posts = self._posts, []
+        with self._lock:
+            said, self._posts = self._posts, []
         return said + home.endings()
 
     # -- connecting ----------------------------------------------------------------------------------------
@@ -263,6 +255,8 @@ class Connections:
             with self._lock:
                 self.home, self.welcome = home, welcome
                 self._idle.append(link)
+            if self._closed:  # meanwhile
+                self._lost(home)
             self._say(
                 f"daemon {welcome.release} at {self.address} (pid {welcome.pid})", logging.INFO
             )
@@ -396,5 +390,5 @@ class Connections:
     def _say(self, text: str, level: int) -> None:
         """Log what has changed, once."""
         if text != self._said:
-            self._said = text
             self._log.log(level, "%s", text)
+        self._said = text
