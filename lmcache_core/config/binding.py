@@ -55,7 +55,11 @@ class Binder:
     settings: list[Setting] = field(default_factory=list)
 
     def note(self, path: str, value: object, source: str, /) -> None:
-        """Add a setting; nothing secret is kept."""
+        """Add a setting, a record field by field; nothing secret is kept."""
+        if is_dataclass(value) and not isinstance(value, type):
+            for each in fields(value):
+                self.note(join(path, each.name), getattr(value, each.name), source)
+            return
         self.settings.append(Setting(path, shown(value, path.rpartition(".")[2]), source))
 
     def bind(

@@ -114,6 +114,13 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path) -> None:
     assert HUSH not in repr(plain)
 
 
+def test_settings_nobody_wrote_are_told_field_by_field(tmp_path: Path) -> None:
+    told = {s.path: (s.value, s.source) for s in read(tmp_path, WITH_SECRETS).settings}
+    assert told["daemon.port"] == (5555, "default")
+    assert told["daemon.token"] == ("***", "default")
+    assert "daemon" not in told
+
+
 @pytest.mark.parametrize(
     "text",
     [
