@@ -69,6 +69,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("lmcache_stored_tokens_total", _C, "tokens", (), "tokens taken from an engine"),
     Metric("lmcache_failed_load_tokens_total", _C, "tokens", (), "tokens offered and then not loaded"),
     Metric("lmcache_unkeyed_requests_total", _C, "requests", (), "requests with an input that has no key"),
+    Metric("lmcache_canary_tokens_total", _C, "tokens", (), "tokens of hits that were computed and compared"),
+    Metric("lmcache_canary_differing_tokens_total", _C, "tokens", (), "of them, tokens that differed"),
     Metric("lmcache_request_seconds", _H, "seconds", ("verb",), "time in the cache per request"),
     # A tier's view.
     Metric("lmcache_tier_asked_tokens_total", _C, "tokens", _T, "tokens looked up in a tier", "tier tokens"),

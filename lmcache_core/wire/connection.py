@@ -179,8 +179,9 @@ class Connections:
 
     def post(self, record: records.Record, /) -> None:
         """Send a one-way record some time soon."""
-        if self.home is not None and len(self._posts) < 1000:
-            self._posts.append(record)
+        with self._lock:
+            if self.home is not None and len(self._posts) < 1000:
+                self._posts.append(record)
         self.nudge()
 
     def nudge(self) -> None:

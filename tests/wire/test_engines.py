@@ -156,3 +156,21 @@ def test_dispatched_leases_are_read_after_the_daemon_has_gone(tmp_path):
         assert rank.adopt((b"another boot", *handle[1:])) is None
         rank.close()
         scheduler.close()
+
+
+def test_leases_dispatched_while_a_rank_is_away_end_when_it_has_read(daemon):
+    scheduler, rank = daemon.client(), daemon.client(name="rank")
+    register(rank, 0, engine="away", ranks=1)
+    (held,) = scheduler.reserve([(key(11), WHOLE)], None)
+    held.view[:] = b"y" * WHOLE
+    assert scheduler.commit_batch([held], [bytes(16)]) == [True]
+    leases = scheduler.load([key(11)], None).leases
+    rank._lost(rank.home)
+    wait_for(lambda: rank.home is not None and "away" not in describe(scheduler)["engines"])
+    read = rank.adopt(scheduler.dispatch("away", leases))
+    assert bytes(read[0].view) == b"y" * WHOLE
+    assert describe(scheduler)["memory"]["leased"] == WHOLE
+    rank.release(read)
+    wait_for(lambda: describe(scheduler)["memory"]["leased"] == 0, 2)
+    rank.close()
+    scheduler.close()

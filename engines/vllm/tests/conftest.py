@@ -1,9 +1,15 @@
 """One daemon for the tests without an engine."""
 
+import itertools
+
 import pytest
 from lmcache_engine_vllm import breaker, engine
 
+from engines.vllm.tests.common import settled
+from engines.vllm.tests.fake import Engine
 from tests.wire.daemons import Daemon
+
+MODELS = (f"model-{n}" for n in itertools.count())
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +22,22 @@ def daemon(tmp_path_factory):
 def release(monkeypatch):
     monkeypatch.setattr(engine, "release", lambda: "0.0-test")
     monkeypatch.setattr(breaker, "CALL", 5.0)  # a busy machine is no deaf daemon
+
+
+@pytest.fixture
+def model():
+    return next(MODELS)
+
+
+@pytest.fixture
+def make(daemon, model):
+    made = []
+
+    def make(**how):
+        made.append(Engine(daemon, **{"model": model} | how))
+        return made[-1]
+
+    yield make
+    settled(daemon)  # nothing stays leased or reserved, whatever happened
+    for each in made:
+        each.close()

@@ -1,50 +1,15 @@
-"""One request after another: hits, misses, chunks, preemption, failures."""
+"""One request after another: hits, misses, chunks, preemption, wishes."""
 
-import itertools
 import time
 
 import pytest
 from lmcache_engine_vllm import scheduler
 
-from engines.vllm.tests.fake import CHUNK, Engine, next_token
-from lmcache_core.identity import Chain
-from lmcache_core.spi import Key
-from lmcache_core.wire import records, replies
+from engines.vllm.tests.common import PROMPT, forget, lose_leases, served, settled
+from engines.vllm.tests.fake import Engine
+from engines.vllm.tests.stand_ins import next_token
 from lmcache_core.wire.client import DaemonClient
-from tests.wire.daemons import Daemon, describe, wait_for
-
-MODELS = (f"model-{n}" for n in itertools.count())
-PROMPT = list(range(100, 141))
-
-
-@pytest.fixture
-def model():
-    return next(MODELS)
-
-
-@pytest.fixture
-def make(daemon, model):
-    made = []
-
-    def make(**how):
-        made.append(Engine(daemon, **{"model": model} | how))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-def served(engine, tokens, most=2, **how):
-    """Run one request; tokens it did not have to compute."""
-    id = engine.add(tokens, most, **how)
-    request = engine.requests[id]
-    engine.run()
-    expected = list(tokens)
-    for _ in range(most):
-        expected.append(next_token(expected))
-    assert engine.outputs[id] == expected
-    return request.served
+from tests.wire.daemons import Daemon, wait_for
 
 
 def test_second_request_is_served_from_the_cache(make):
@@ -99,19 +64,6 @@ def test_what_the_engine_had_by_itself_is_kept_too(make, daemon):
     assert served(make(), PROMPT) == 40
 
 
-def lose_leases(planted, worker):
-    """From now on the worker finds none of what was dispatched to it."""
-    client = worker.client
-    adopt = client.adopt
-    planted.setattr(client, "adopt", lambda handle: client.release(adopt(handle)))
-
-
-def forget(daemon):
-    client = daemon.client()
-    client.ask(replies.Count, lambda id: records.Clear(id, 5.0))
-    client.close()
-
-
 def test_preempted_requests_come_back_from_the_cache(make):
     engine = make(blocks=16, budget=64)
     ids = [engine.add([n] * 20, 12) for n in range(3)]
@@ -137,7 +89,8 @@ def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
     assert served(engine, PROMPT) == 40
 
 
-def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model):
+def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(scheduler, "RESIDENT", 0.0)
     settings = tmp_path / "cache.yaml"
     tiers = f"[{{cpu: {{size: 64MiB}}}}, {{disk: {{path: {tmp_path}/kv, size: 256MiB}}}}]"
     settings.write_text(f"chunk_size: 8\nmanager: {{cost_gate: false}}\ntiers: {tiers}\n")
@@ -163,64 +116,6 @@ def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model):
         engine.run()
         assert engine.recomputed == 0
         engine.close()
-
-
-def test_a_cache_whose_loads_keep_failing_is_left_alone(make, monkeypatch):
-    served(make(), PROMPT)
-    engine = make()
-    with monkeypatch.context() as planted:
-        lose_leases(planted, engine.worker)
-        for failures in range(5):
-            engine.pool.reset()
-            served(engine, PROMPT)
-            assert engine.recomputed == min(3, failures + 1)
-
-
-def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
-    served(make(), PROMPT)
-    engine = make()
-    with monkeypatch.context() as planted:
-        lose_leases(planted, engine.worker)
-        assert served(engine, PROMPT) == 40
-    assert engine.recomputed == 1
-    engine.pool.reset()
-    assert served(engine, PROMPT) == 40
-    assert engine.recomputed == 1
-
-
-def test_nothing_that_rests_on_a_failed_load_is_kept(make, monkeypatch):
-    """A second request reads the failed blocks in the same step; its chunks must not be kept."""
-    served(make(), PROMPT[:24])
-    engine = make(budget=200, blocks=60)
-    with monkeypatch.context() as planted:
-        lose_leases(planted, engine.worker)
-        first, second = engine.add(PROMPT), engine.add(PROMPT[:24] + [9] * 16)
-        engine.run()
-    assert {first, second} == engine.outputs.keys()
-    other = make()
-    served(other, PROMPT)
-    served(other, PROMPT[:24] + [9] * 16)
-    assert other.recomputed == 0
-
-
-def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
-    engine = make(verify_hot="always")
-    served(engine, PROMPT)
-    leases = engine.scheduler.client.load(_keys(engine), None).leases
-    leases.home.view(leases[2].extent)[-1] ^= 1
-    engine.scheduler.client.release(leases)
-    engine.pool.reset()
-    assert served(engine, PROMPT) == 40
-    assert engine.recomputed == 1
-    engine.pool.reset()
-    assert served(engine, PROMPT) == 40
-    assert engine.recomputed == 1
-
-
-def _keys(engine):
-    names = engine.scheduler.scheduler.names
-    chain = Chain(names.root, CHUNK)
-    return [Key(names.space, digest) for digest in chain.extend(PROMPT)]
 
 
 def test_changed_weights_find_nothing_of_the_old_ones(make):
@@ -280,21 +175,6 @@ def test_ranks_fill_and_read_chunks_together(make, replicas):
     assert served(make(), PROMPT) == 0  # another way to cut, another space
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_one_rank_that_failed_keeps_all_from_keeping(make, monkeypatch, replicas):
-    served(make(ranks=2, replicas=replicas), PROMPT[:24])
-    engine = make(ranks=2, replicas=replicas, budget=200, blocks=60)
-    with monkeypatch.context() as planted:
-        lose_leases(planted, engine.workers[1])
-        engine.add(PROMPT)
-        engine.add(PROMPT[:24] + [9] * 16)
-        engine.run()
-    other = make(ranks=2, replicas=replicas)
-    served(other, PROMPT)
-    served(other, PROMPT[:24] + [9] * 16)
-    assert other.recomputed == 0 and engine.recomputed
-
-
 def test_roles_go_one_way(make):
     consumer = make(role="kv_consumer")
     served(consumer, PROMPT)
@@ -332,54 +212,6 @@ def test_aborted_and_finished_requests_leave_nothing_behind(make, daemon):
         engine.abort(id)
     engine.run()
     settled(daemon)
-
-
-def settled(daemon):
-    client = daemon.client()
-    wait_for(
-        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0,
-        5,
-        "the end of all leases",
-    )
-    client.close()
-
-
-def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monkeypatch):
-    served(make(), PROMPT)
-    engine = make()
-
-    def broken(*given, **how):
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(engine.worker.worker, "fill", broken)
-    assert served(engine, PROMPT) == 40
-    assert engine.worker.off and engine.recomputed == 1
-    other = make()
-    monkeypatch.setattr(other.scheduler.scheduler, "_store", broken)
-    assert served(other, PROMPT) == 40
-    assert other.scheduler.off and other.recomputed == 0
-    other.pool.reset()
-    assert served(other, PROMPT) == 0
-
-
-def test_daemon_that_is_lost_is_a_miss_and_comes_back(make, monkeypatch):
-    engine = make()
-    served(engine, PROMPT)
-    engine.pool.reset()
-    id = engine.add(PROMPT)
-    assert engine.scheduler.matched(engine.requests[id], 0)[0] == 40
-    with monkeypatch.context() as planted:
-        for half in (engine.scheduler, engine.worker):
-            planted.setattr(half.client, "connect", lambda: False)
-            half.client._lost(half.client.home)
-        engine.run()  # the offer was leased and mapped: it is kept
-        assert engine.external == 40 and engine.recomputed == 0
-        engine.pool.reset()
-        assert served(engine, PROMPT) == 0
-    for half in (engine.scheduler, engine.worker):
-        wait_for(lambda half=half: half.client.home is not None)
-    engine.pool.reset()
-    assert served(engine, PROMPT) == 40
 
 
 def test_failure_policy_is_set_so_that_a_lost_cache_fails_no_request(make):

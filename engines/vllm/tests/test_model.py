@@ -3,8 +3,9 @@
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engines.vllm.tests.fake import NAMES, Engine
-from engines.vllm.tests.test_flow import settled
+from engines.vllm.tests.common import settled
+from engines.vllm.tests.fake import Engine
+from engines.vllm.tests.stand_ins import NAMES
 from lmcache_core.spi import Key, Refusal
 from tests.wire.daemons import wait_for
 

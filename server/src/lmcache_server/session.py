@@ -72,6 +72,7 @@ class Sessions:
     def __init__(self, manager: StorageManager, ended: Callable[[Session], None]) -> None:
         self.manager = manager
         self.by_token: dict[bytes, Session] = {}
+        self._unread: dict[int, tuple[Session, int]] = {}
         self._ended = ended
         # Random, so that a number of an earlier boot never names something of this one.
         self._grant = secrets.randbits(40) << 20
@@ -118,13 +119,31 @@ class Sessions:
             leases = session.leases.pop(grant, None)
             if leases is not None:
                 self.manager.release(leases)
-            else:
+            elif not self._read(grant):
                 session.early.append(grant)
         for grant, positions in parts:
             leases = session.leases.get(grant)
             if leases is not None:
                 self.manager.release([leases[at] for at in positions if at < len(leases)])
         self._forget_if_over(session)
+
+    def undelivered(self, session: Session, grant: int, ranks: int) -> None:
+        """Leases were dispatched while ranks were away: they stay where they are until so many have read."""
+        ranks -= sum(grant in each.early for each in self.by_token.values())
+        self._unread[grant] = (session, max(1, ranks))
+        if ranks < 1:
+            self._read(grant)
+
+    def _read(self, grant: int) -> bool:
+        """A rank has released leases that were not delivered to it."""
+        session, left = self._unread.pop(grant, (None, 0))
+        if session is None:
+            return False
+        if left > 1:
+            self._unread[grant] = (session, left - 1)
+        elif (leases := session.leases.pop(grant, None)) is not None:
+            self.manager.release(leases)
+        return True
 
     def abort(self, session: Session, grants: Iterable[int]) -> None:
         """End reservations; unknown numbers are ignored."""
@@ -166,6 +185,7 @@ class Sessions:
             else:
                 self.manager.abort(held)
         self.pool.close_owner(session, proof=True)
+        self._unread = {g: held for g, held in self._unread.items() if held[0] is not session}
         session.leases.clear()
         session.reservations.clear()
         self._ended(session)

@@ -301,7 +301,10 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
     )
     for grant in said.grants:
         leases = session.leases.get(grant)
-        if leases is None or not ranks:
+        if leases is None:
+            continue
+        if not ranks:
+            daemon.sessions.undelivered(session, grant, engine.ranks if engine else 1)
             continue
         left = [rank for rank in ranks if grant not in rank.early]
         shared = {rank: daemon.manager.pool.share(leases, rank) for rank in left}

@@ -28,6 +28,7 @@ class Asked:
         fill: tokens that count as prompt; those behind it were generated since.
         over: tells whether what lower tiers have is on its way no more; None when nothing is.
         patience: until when the request waits for that; None before it was asked for.
+        probe: the offer is not made but compared with what is computed; None before that was decided.
         tables: blocks of a plan that is carried out while the request waits.
     """
 
@@ -47,5 +48,6 @@ class Asked:
     told: bool = False
     over: Callable[[], bool] | None = None
     patience: float | None = None
+    probe: bool | None = None
     tables: Tables | None = None
     held: list[RemoteLeases] = field(default_factory=list)

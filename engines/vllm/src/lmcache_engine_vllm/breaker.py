@@ -9,11 +9,15 @@ from contextlib import contextmanager
 
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire.client import DaemonClient
+from lmcache_engine_vllm.settings import LOG
 
 CALL = 0.1
 """Seconds a call may take on an engine's critical path."""
 PAUSE = (1.0, 30.0)
 """First and longest pause after calls without an answer."""
+
+DISTRUST = 3, 60.0
+"""After so many steps with failed loads within so many seconds nothing is offered for as long."""
 
 
 class Breaker:
@@ -43,3 +47,31 @@ class Breaker:
             self._pause = min(PAUSE[1], self._pause * 2)
         elif client.trouble is Reason.COMPLETE:
             self._pause = PAUSE[0]
+
+
+class Trust:
+    """A cache whose loads keep failing is left alone: for a while, and at last for good."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failures = self._strikes = 0
+        self._failed = self._until = 0.0
+
+    @property
+    def given(self) -> bool:
+        """Whether something may be offered."""
+        return self._now() >= self._until
+
+    def judge(self, loads_failed: bool) -> None:
+        """After a step."""
+        if not loads_failed:
+            return
+        now, (most, seconds) = self._now(), DISTRUST
+        self._failures = self._failures + 1 if now < self._failed + seconds else 1
+        self._failed = now
+        if self._failures >= most:
+            self._failures = 0
+            self._strikes += 1
+            self._until = now + seconds if self._strikes < most else float("inf")
+            what = f"for {seconds:.0f} seconds" if self._strikes < most else "any more"
+            LOG.warning("loads keep failing; nothing is offered %s", what)

@@ -6,16 +6,20 @@ stops for good, says so once, and the engine runs as without a cache.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from lmcache_engine_vllm.halves import Halves
+
+if TYPE_CHECKING:
+    from lmcache_engine_vllm.stats import Stats
 
 
 class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not typed here
@@ -23,10 +27,13 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     shared = False
     """Whether a daemon that others started is meant where none is named."""
-    _cache_hit_source = CacheHitSource.HOST
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        with suppress(ImportError):  # vLLM before 0.32 counts no sources
+            self._cache_hit_source = import_module(
+                "vllm.v1.metrics.cache_hit_source"
+            ).CacheHitSource.HOST
         self.halves = Halves(
             vllm_config, kv_cache_config, role is KVConnectorRole.SCHEDULER, shared=self.shared
         )
@@ -40,6 +47,24 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Hooks around each layer run in Python."""
         return bool(extra_config.get("use_layerwise") or extra_config.get("lmcache.use_layerwise"))
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats | None:
+        from lmcache_engine_vllm.stats import Stats  # here, and below: not every process counts
+
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> Any:
+        from lmcache_engine_vllm.stats import Exported
+
+        return Exported(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        new = self.halves.tally.take()
+        return self.build_kv_connector_stats(new) if new else None
 
     # -- worker ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from lmcache_engine_vllm.layout import chunk_of, keep, parts
 from lmcache_engine_vllm.scheduler import Scheduler
 from lmcache_engine_vllm.settings import LOG
 from lmcache_engine_vllm.steps import Step
+from lmcache_engine_vllm.tally import Tally
 from lmcache_engine_vllm.worker import Worker
 
 P = ParamSpec("P")
@@ -70,6 +71,7 @@ class Halves:
         self.cache: Cache
         self.client: DaemonClient
         self.cache, self.client = settings.open_cache(self.settings)
+        self.tally = Tally(self.cache.metrics)
         self.scheduler: Scheduler | None = None
         self.worker: Worker | None = None
         try:
@@ -91,7 +93,7 @@ class Halves:
         options, transfer = self.cache.config.engine, self.config.kv_transfer_config
         self.scheduler = Scheduler(
             self.client, self.settings, options, self.parts, self.chunk,
-            self.config.parallel_config.world_size, metrics=self.cache.metrics,
+            self.config.parallel_config.world_size, tally=self.tally,
         )  # fmt: skip
         where = "shared" if self.cache.config.daemon.address else "private"
         LOG.info(
@@ -149,7 +151,7 @@ class Halves:
         connector.bind(tensors, [spec for each in kept for spec in each.specs])
         self.worker = Worker(
             self.client, self.settings, connector, kept, space, ranks,
-            verify=self.cache.config.engine.verify_hot, metrics=self.cache.metrics,
+            verify=self.cache.config.engine.verify_hot, tally=self.tally,
         )  # fmt: skip
 
     def begin(self, step: Step) -> None:
@@ -239,7 +241,7 @@ class Halves:
         missed = getattr(output, "failed_recving", None) or ()
         if self.scheduler is not None:
             self.scheduler.bypass(missed)
-            self.scheduler.judge(bool(failed or missed))
+            self.scheduler.trust.judge(bool(failed or missed))
 
     @bounded(_blocks_are_free)
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:

@@ -137,6 +137,16 @@ class Kept:
             return table
         return [block * self.ratio + i for block in table for i in range(self.ratio)]
 
+    def cut(self, part: memoryview, mine: Sequence[int], first: int, count: int) -> memoryview:
+        """Tokens [first, first + count) of a run of segments, as a payload of their own."""
+        tokens, planes = self.form.tokens, self.form.planes
+        sizes = [self.form.segments[n].nbytes // planes for n in mine for _ in range(planes)]
+        pieces = [
+            part[at + size // tokens * first : at + size // tokens * (first + count)]
+            for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+        ]
+        return memoryview(b"".join(pieces))
+
 
 def parts(cache: Any) -> tuple[Part, ...]:
     """The groups of an engine's ``KVCacheConfig`` that a prefix hit needs.

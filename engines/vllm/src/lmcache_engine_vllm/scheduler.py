@@ -7,6 +7,7 @@ again; what makes no sense any more does nothing.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,13 @@ from lmcache_core.storage.results import Reason
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.grants import RemoteLeases
 from lmcache_engine_vllm.asked import Asked
-from lmcache_engine_vllm.breaker import Breaker
+from lmcache_engine_vllm.breaker import Breaker, Trust
 from lmcache_engine_vllm.identity import wishes
 from lmcache_engine_vllm.layout import Part
 from lmcache_engine_vllm.names import Names
-from lmcache_engine_vllm.settings import LOG, Settings
+from lmcache_engine_vllm.settings import Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
+from lmcache_engine_vllm.tally import Tally
 
 AGAIN = 0.25
 """Seconds after which a miss is looked up once more for a request that still waits."""
@@ -33,8 +35,6 @@ RESIDENT = 0.002
 """Seconds in which the daemon hands out what it has at hand."""
 PATIENCE = 2.0
 """Longest wait of one request for lower tiers, in seconds, all its preemptions together."""
-DISTRUST = 3, 60.0
-"""After so many steps with failed loads within so many seconds nothing is offered for as long."""
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
         ranks: int,
         *,
         managers: Mapping[str, KeyManager] | None = None,
-        metrics: Metrics | None = None,
+        tally: Tally | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
@@ -61,8 +61,9 @@ class Scheduler:
         self.options = options
         self.parts = tuple(parts)
         self.chunk = chunk
-        self.metrics = metrics or Metrics()
+        self.tally = tally or Tally(Metrics())
         self.breaker = Breaker(now=now)
+        self.trust = Trust(now=now)
         self.names = Names(client, settings.engine, ranks, self.breaker, now=now)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
@@ -75,8 +76,6 @@ class Scheduler:
         self._turn = 0
         self._step = Step()
         self._waiting: list[str] = []
-        self._failures, self._failed = 0, 0.0
-        self._distrust = 0.0
 
     # -- a request waits -----------------------------------------------------------------------------------
 
@@ -92,6 +91,10 @@ class Scheduler:
         asked.local = local
         if self.settings.loads and not self._ask(asked):
             return None
+        if asked.probe is None and asked.leases is not None:
+            asked.probe = not self.whole and random.random() < self.settings.canary
+        if asked.probe:
+            return 0
         reach = min(asked.reach, request.num_tokens - 1)
         if self.whole:
             reach = asked.reach if asked.reach == reach else 0
@@ -114,20 +117,8 @@ class Scheduler:
             if self.background and found is not None:
                 asked.tables = tuple(tuple(found[part.index]) for part in self.parts)
                 self._waiting.append(id)
-        elif asked.plan is None:
+        elif asked.plan is None and not asked.probe:
             self._let_go(asked)
-
-    def judge(self, loads_failed: bool) -> None:
-        """After a step: a cache whose loads keep failing is left alone for a while."""
-        if not loads_failed:
-            return
-        now = self._now()
-        self._failures = self._failures + 1 if now < self._failed + DISTRUST[1] else 1
-        self._failed = now
-        if self._failures >= DISTRUST[0]:
-            self._failures = 0
-            self._distrust = now + DISTRUST[1]
-            LOG.warning("loads keep failing; nothing is offered for %d seconds", DISTRUST[1])
 
     def bypass(self, ids: Iterable[str]) -> None:
         """Loads of these requests have failed; they are computed."""
@@ -205,6 +196,9 @@ class Scheduler:
         if computed < asked.computed:
             asked.kept = min(asked.kept, computed // self.chunk)
         asked.computed = computed + out.num_scheduled_tokens.get(id, 0)
+        if asked.probe and asked.leases is not None and asked.computed >= asked.reach:
+            asked.probe, asked.plan = False, (0, asked.reach)
+            step.checks.append(self._dispatch(asked, self._tables(out, id)))
         self._store(step, out, id, asked, computed)
 
     def _store(self, step: Step, out: Any, id: str, asked: Asked, computed: int) -> None:
@@ -288,7 +282,7 @@ class Scheduler:
             try:
                 wish = wishes(request, self.options, self._managers)
             except Unkeyable:
-                self.metrics.add("lmcache_unkeyed_requests_total")
+                self.tally.add("lmcache_unkeyed_requests_total")
                 return None
             asked = Asked(request, wish, Chain(self.names.root, self.chunk, extras=wish.extras))
             self.states[request.request_id] = asked
@@ -302,7 +296,7 @@ class Scheduler:
                 asked.chain.extend(known[asked.chain.tokens :])
         except Unkeyable:
             self.finished(asked.request.request_id)
-            self.metrics.add("lmcache_unkeyed_requests_total")
+            self.tally.add("lmcache_unkeyed_requests_total")
             return False
         return True
 
@@ -323,16 +317,16 @@ class Scheduler:
         limit = self.options.max_tokens_per_load
         if limit is not None:
             spans = [span for span in spans if span[1] + size <= limit]
-        if spans and self.breaker.closed and now >= self._distrust:
+        if spans and self.breaker.closed and self.trust.given:
             with self.breaker.watch(self.client):
                 if self._lease(asked, spans):
                     return False
         asked.kept = asked.reach // size
         tokens = asked.chain.tokens
-        self.metrics.add("lmcache_lookups_total")
-        self.metrics.add("lmcache_asked_tokens_total", tokens)
-        self.metrics.add("lmcache_hit_tokens_total", asked.reach)
-        self.metrics.add("lmcache_missed_tokens_total", tokens - asked.reach)
+        self.tally.add("lmcache_lookups_total")
+        self.tally.add("lmcache_asked_tokens_total", tokens)
+        self.tally.add("lmcache_hit_tokens_total", asked.reach)
+        self.tally.add("lmcache_missed_tokens_total", tokens - asked.reach)
         return True
 
     def _bring_up(self, asked: Asked, keys: Sequence[Key]) -> bool:

@@ -45,7 +45,6 @@ class Store:
         digests: of neighbouring chunks, the first of which begins at token ``first``.
         base: tokens before it were not computed by this request since it was admitted.
         tables: up to the end of the last chunk.
-        closing: the request waits for this store before its blocks are freed.
         total: tokens of the request so far, for people.
         last: the request's prompt is complete with it.
     """
@@ -59,7 +58,6 @@ class Store:
     tags: tuple[str, ...] = ()
     total: int = 0
     last: bool = False
-    closing: bool = False
 
 
 @dataclass(slots=True)
@@ -68,9 +66,10 @@ class Step:
 
     Attributes:
         turn: counts steps, for ranks that fill a chunk together.
-        off: the scheduler's half has stopped; nothing will come any more.
+        checks: what was computed although the cache has it, to be compared.
     """
 
     turn: int = 0
     loads: list[Load] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
+    checks: list[Load] = field(default_factory=list)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 from lmcache_core import frame
@@ -20,10 +20,13 @@ from lmcache_core.spi import GPUConnector, Key, Refusal, Reservation
 from lmcache_core.spi.errors import BackendError, ConfigError, Corrupt
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
+from lmcache_core.wire.grants import Home
 from lmcache_engine_vllm.breaker import Breaker
+from lmcache_engine_vllm.canary import close
 from lmcache_engine_vllm.layout import Kept, Ranks
 from lmcache_engine_vllm.settings import LOG, Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
+from lmcache_engine_vllm.tally import Tally
 
 SAMPLE = 64
 """One load out of so many is verified under ``VerifyHot.SAMPLE``."""
@@ -46,7 +49,7 @@ class Worker:
         ranks: Ranks,
         *,
         verify: VerifyHot = VerifyHot.SAMPLE,
-        metrics: Metrics | None = None,
+        tally: Tally | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.client = client
@@ -55,7 +58,7 @@ class Worker:
         self.kept = tuple(kept)
         self.space = space
         self.ranks = ranks
-        self.metrics = metrics or Metrics()
+        self.tally = tally or Tally(Metrics())
         self.breaker = Breaker()
         self.failed: set[int] = set()
         """Blocks that hold nothing good, until they are filled or computed."""
@@ -65,17 +68,19 @@ class Worker:
         self._verify = verify
         self._timer = timer
         self._seen = 0
-        self._boot = b""
+        self._registered: Home | None = None
         self.arrived: set[str] = set()
         self.missed: set[str] = set()
         """Requests whose loads in the background have ended, and those of them that failed."""
+        self.poisoned = False
+        """What the cache had was not what is computed: it is used no more."""
         self._stored: dict[str, tuple[int, float]] = {}
         self.register()
 
     def register(self) -> None:
-        """Tell the daemon who we are, once per life of it."""
+        """Tell the daemon who we are, once per session with it."""
         home = self.client.home
-        if home is None or home.boot == self._boot or not self.breaker.closed:
+        if home is None or home is self._registered or not self.breaker.closed:
             return
         forms = [kept.wire for kept in self.kept]
         writes = [list(kept.mine) if self.ranks.writes else [] for kept in self.kept]
@@ -88,9 +93,9 @@ class Worker:
                         id, self.settings.engine, ranks.rank, ranks.world, space, forms, writes
                     ),
                 )
-            self._boot = home.boot
+            self._registered = home
         except ConfigError:
-            self._boot = home.boot  # asking again will not change it
+            self._registered = home  # asking again will not change it
             raise
         except BackendError as error:
             LOG.warning("not registered with the daemon: %s", error)
@@ -120,7 +125,8 @@ class Worker:
     def fill(self, load: Load) -> set[int]:
         """Copy what is leased; returns the blocks that hold nothing good."""
         leases = self.client.adopt(load.handle) if load.handle is not None else None
-        if leases is None:
+        if leases is None or self.poisoned:
+            self.client.release(leases or ())
             return self._lost(load, load.first)
         began, size = self._timer(), self.kept[0].form.tokens
         nbytes, failed = 0, set[int]()
@@ -147,6 +153,11 @@ class Worker:
 
     def save(self) -> None:
         """Keep what this step has computed."""
+        for check in self.step.checks:
+            self._compare(check)
+        self.step.checks.clear()
+        if self.poisoned:
+            return
         stores, self.step.stores = self.step.stores, []
         bad = {id(store) for store in stores if self._tainted(store)}
         if self.ranks.world == 1:
@@ -174,8 +185,8 @@ class Worker:
             self.reports |= failed
         tokens = load.end - load.first
         lost = tokens if load.id in self.missed else len(failed) * self.kept[0].part.block
-        self.metrics.add("lmcache_loaded_tokens_total", max(0, tokens - lost))
-        self.metrics.add("lmcache_failed_load_tokens_total", min(tokens, lost))
+        self.tally.add("lmcache_loaded_tokens_total", max(0, tokens - lost))
+        self.tally.add("lmcache_failed_load_tokens_total", min(tokens, lost))
 
     def _lost(self, load: Load, first: int) -> set[int]:
         """Blocks of a load from a token on; block 0 stands for positions that no window reaches."""
@@ -211,7 +222,7 @@ class Worker:
             at += count
             part = payload[piece.offset : piece.offset + piece.nbytes]
             if not whole:
-                part = _cut(part, kept, mine, first - spot, end - first)
+                part = kept.cut(part, mine, first - spot, end - first)
             expected = b"".join(digests[n] for n in mine) if digests and whole else None
             copied = self.connector.unpack(
                 lease.key.group, table, first, end - first, part,
@@ -287,7 +298,7 @@ class Worker:
         for reservation in open_:
             self.client.abort(reservation)  # does nothing to what is committed
         stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
-        self.metrics.add("lmcache_stored_tokens_total", stored)
+        self.tally.add("lmcache_stored_tokens_total", stored)
         self._say_stored(stores, tokens, self._timer() - began)
 
     def _there(self, group: int, tables: Tables, first: int) -> bool:
@@ -329,6 +340,33 @@ class Worker:
             created=int(time.time()),
         ).identity
 
+    def _compare(self, check: Load) -> None:
+        """Compare what the cache has with what the engine has computed."""
+        leases = self.client.adopt(check.handle) if check.handle is not None else None
+        for lease, spot in zip(leases or (), check.spots, strict=False):
+            kept = self.kept[lease.key.group]
+            size, table = kept.form.tokens, kept.blocks(check.tables[lease.key.group])
+            if spot + size > check.end:
+                break
+            same = True
+            room = lease.view.nbytes - kept.form.nbytes
+            for piece in kept.pieces:
+                own = bytearray(piece.nbytes)
+                self.connector.pack(
+                    lease.key.group, table, spot, size, memoryview(own), layers=piece.layers
+                ).wait()
+                theirs = lease.view[room + piece.offset : room + piece.offset + piece.nbytes]
+                same = same and close(own, theirs, kept.form.dtype)
+            self.tally.add("lmcache_canary_tokens_total", size)
+            if lease.current and not same:
+                self.tally.add("lmcache_canary_differing_tokens_total", size)
+                self.poisoned = True
+                LOG.error(
+                    "%r is not what was computed for tokens %d to %d of request %s: the cache is used no more",
+                    lease.key, spot, spot + size, check.id,
+                )  # fmt: skip
+        self.client.release(leases or ())
+
     # -- for people ------------------------------------------------------------------------------------------------
 
     def _say_loaded(self, load: Load, failed: set[int], nbytes: int, seconds: float) -> None:
@@ -358,14 +396,3 @@ class Worker:
         """These requests are over."""
         for id in ids:
             self._stored.pop(id, None)
-
-
-def _cut(part: memoryview, kept: Kept, mine: Sequence[int], first: int, count: int) -> memoryview:
-    """Tokens [first, first + count) out of a run of segments, as a payload of their own."""
-    tokens, planes = kept.form.tokens, kept.form.planes
-    sizes = [kept.form.segments[n].nbytes // planes for n in mine for _ in range(planes)]
-    pieces = [
-        part[at + size // tokens * first : at + size // tokens * (first + count)]
-        for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
-    ]
-    return memoryview(b"".join(pieces))

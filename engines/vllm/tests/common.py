@@ -1,0 +1,42 @@
+"""What the tests on engines without a model share."""
+
+from engines.vllm.tests.stand_ins import next_token
+from lmcache_core.wire import records, replies
+from tests.wire.daemons import describe, wait_for
+
+PROMPT = list(range(100, 141))
+
+
+def served(engine, tokens, most=2, **how):
+    """Run one request; tokens it did not have to compute."""
+    id = engine.add(tokens, most, **how)
+    request = engine.requests[id]
+    engine.run()
+    expected = list(tokens)
+    for _ in range(most):
+        expected.append(next_token(expected))
+    assert engine.outputs[id] == expected
+    return request.served
+
+
+def settled(daemon):
+    client = daemon.client()
+    wait_for(
+        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0,
+        5,
+        "the end of all leases",
+    )
+    client.close()
+
+
+def forget(daemon):
+    client = daemon.client()
+    client.ask(replies.Count, lambda id: records.Clear(id, 5.0))
+    client.close()
+
+
+def lose_leases(planted, worker):
+    """From now on the worker finds none of what was dispatched to it."""
+    client = worker.client
+    adopt = client.adopt
+    planted.setattr(client, "adopt", lambda handle: client.release(adopt(handle)))

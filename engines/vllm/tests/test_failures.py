@@ -1,0 +1,139 @@
+"""What is lost, damaged or wrong is computed again, and nothing that rests on it is kept."""
+
+import pytest
+
+from engines.vllm.tests.common import PROMPT, lose_leases, served
+from engines.vllm.tests.stand_ins import CHUNK
+from lmcache_core.identity import Chain
+from lmcache_core.spi import Key
+from tests.wire.daemons import wait_for
+
+
+def test_a_cache_whose_loads_keep_failing_is_left_alone(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.worker)
+        for failures in range(5):
+            engine.pool.reset()
+            served(engine, PROMPT)
+            assert engine.recomputed == min(3, failures + 1)
+
+
+def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.worker)
+        assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+
+
+def test_nothing_that_rests_on_a_failed_load_is_kept(make, monkeypatch):
+    """A second request reads the failed blocks in the same step; its chunks must not be kept."""
+    served(make(), PROMPT[:24])
+    engine = make(budget=200, blocks=60)
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.worker)
+        first, second = engine.add(PROMPT), engine.add(PROMPT[:24] + [9] * 16)
+        engine.run()
+    assert {first, second} == engine.outputs.keys()
+    other = make()
+    served(other, PROMPT)
+    served(other, PROMPT[:24] + [9] * 16)
+    assert other.recomputed == 0
+
+
+def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
+    engine = make(verify_hot="always")
+    served(engine, PROMPT)
+    leases = engine.scheduler.client.load(_keys(engine), None).leases
+    leases.home.view(leases[2].extent)[-1] ^= 1
+    engine.scheduler.client.release(leases)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 1
+
+
+def test_canary_finds_a_hit_that_is_not_what_is_computed(make):
+    engine = make(canary=1.0)
+    served(engine, PROMPT)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 0
+    counted = engine.worker.tally.take()
+    assert counted["lmcache_canary_tokens_total"] == 40
+    assert "lmcache_canary_differing_tokens_total" not in counted
+    leases = engine.scheduler.client.load(_keys(engine), None).leases
+    leases.home.view(leases[2].extent)[-1] ^= 1
+    engine.scheduler.client.release(leases)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 0
+    assert engine.worker.tally.take()["lmcache_canary_differing_tokens_total"] == 8
+    assert engine.worker.worker.poisoned
+    forget_canary = make()
+    assert served(forget_canary, PROMPT[:16]) == 12
+
+
+def _keys(engine):
+    names = engine.scheduler.scheduler.names
+    chain = Chain(names.root, CHUNK)
+    return [Key(names.space, digest) for digest in chain.extend(PROMPT)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_rank_that_failed_keeps_all_from_keeping(make, monkeypatch, replicas):
+    served(make(ranks=2, replicas=replicas), PROMPT[:24])
+    engine = make(ranks=2, replicas=replicas, budget=200, blocks=60)
+    with monkeypatch.context() as planted:
+        lose_leases(planted, engine.workers[1])
+        engine.add(PROMPT)
+        engine.add(PROMPT[:24] + [9] * 16)
+        engine.run()
+    other = make(ranks=2, replicas=replicas)
+    served(other, PROMPT)
+    served(other, PROMPT[:24] + [9] * 16)
+    assert other.recomputed == 0 and engine.recomputed
+
+
+def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monkeypatch):
+    served(make(), PROMPT)
+    engine = make()
+
+    def broken(*given, **how):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.worker.worker, "fill", broken)
+    assert served(engine, PROMPT) == 40
+    assert engine.worker.off and engine.recomputed == 1
+    other = make()
+    monkeypatch.setattr(other.scheduler.scheduler, "_store", broken)
+    assert served(other, PROMPT) == 40
+    assert other.scheduler.off and other.recomputed == 0
+    other.pool.reset()
+    assert served(other, PROMPT) == 0
+
+
+def test_daemon_that_is_lost_is_a_miss_and_comes_back(make, monkeypatch):
+    engine = make()
+    served(engine, PROMPT)
+    engine.pool.reset()
+    id = engine.add(PROMPT)
+    assert engine.scheduler.matched(engine.requests[id], 0)[0] == 40
+    with monkeypatch.context() as planted:
+        for half in (engine.scheduler, engine.worker):
+            planted.setattr(half.client, "connect", lambda: False)
+            half.client._lost(half.client.home)
+        engine.run()  # the offer was leased and mapped: it is kept
+        assert engine.external == 40 and engine.recomputed == 0
+        engine.pool.reset()
+        assert served(engine, PROMPT) == 0
+    for half in (engine.scheduler, engine.worker):
+        wait_for(lambda half=half: half.client.home is not None)
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
