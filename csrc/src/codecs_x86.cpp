@@ -8,6 +8,8 @@
 #include "lmcache/codecs.hpp"
 
 #define LMCACHE_AVX2 __attribute__((target("avx2")))
+#define LMCACHE_INLINE inline __attribute__((always_inline))
+#define LMCACHE_BW __attribute__((target("avx512f,avx512bw,popcnt")))
 #define LMCACHE_VBMI __attribute__((target("avx512f,avx512bw,avx512vbmi,bmi,bmi2,lzcnt,popcnt")))
 
 namespace lmcache::detail {
@@ -107,7 +109,7 @@ LMCACHE_VBMI std::size_t split_vbmi(const u8* src, u8* low, u8* codes, const u8*
 }
 
 template <bool joined>
-LMCACHE_VBMI void rans_loop(RansState& state, const RansTables& tables, const u32* bases,
+LMCACHE_BW void rans_loop(RansState& state, const RansTables& tables, const u32* bases,
                             std::size_t period, const u8* rest, u8* out, std::size_t n) {
     __m512i x[2] = {_mm512_loadu_si512(state.x), _mm512_loadu_si512(state.x + 16)};
     const __m512i mask = _mm512_set1_epi32((1 << tables.bits) - 1);
@@ -156,10 +158,60 @@ LMCACHE_VBMI void rans_loop(RansState& state, const RansTables& tables, const u3
     state.done = i;
 }
 
-void rans_vbmi(RansState& state, const RansTables& tables, const u32* bases, std::size_t period,
+void rans_bw(RansState& state, const RansTables& tables, const u32* bases, std::size_t period,
                const u8* rest, u8* out, std::size_t n) {
     return rest ? rans_loop<true>(state, tables, bases, period, rest, out, n)
                 : rans_loop<false>(state, tables, bases, period, rest, out, n);
+}
+
+// Quotients of doubles are exact here: a quotient that is no integer is at least 2^-12 away from the
+// next one, and less than 2^32.
+LMCACHE_BW LMCACHE_INLINE __m512i divide(__m512i x, __m512i by) {
+    const __m512d low = _mm512_div_pd(_mm512_cvtepu32_pd(_mm512_castsi512_si256(x)),
+                                      _mm512_cvtepu32_pd(_mm512_castsi512_si256(by)));
+    const __m512d high = _mm512_div_pd(_mm512_cvtepu32_pd(_mm512_extracti64x4_epi64(x, 1)),
+                                       _mm512_cvtepu32_pd(_mm512_extracti64x4_epi64(by, 1)));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvttpd_epu32(low)),
+                              _mm512_cvttpd_epu32(high), 1);
+}
+
+LMCACHE_BW u8* rans_encode_bw(u32* state, const RansTables& tables, const u32* bases,
+                              std::size_t period, const u8* symbols, std::size_t n, u8* top) {
+    __m512i x[2] = {_mm512_loadu_si512(state), _mm512_loadu_si512(state + 16)};
+    const __m128i bits = _mm_cvtsi32_si128(static_cast<int>(tables.bits));
+    const __m128i above = _mm_cvtsi32_si128(static_cast<int>(32 - tables.bits));
+    const __m512i starts = _mm512_set1_epi32(0xFFFF);
+    std::size_t at = n % period;
+    for (std::size_t i = n; i;) {
+        i -= kLanes;
+        at = (at ? at : period) - kLanes;
+#pragma GCC unroll 2
+        for (unsigned half = 2; half-- > 0;) {
+            const __m512i symbol = _mm512_cvtepu8_epi32(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(symbols + i + 16 * half)));
+            const __m512i where =
+                _mm512_add_epi32(_mm512_loadu_si512(bases + at + 16 * half), symbol);
+            const __m512i entry = _mm512_i32gather_epi32(where, tables.symbols.data(), 4);
+            const __m512i freq = _mm512_srli_epi32(entry, 16);
+            if (_mm512_testn_epi32_mask(freq, freq)) return nullptr;  // and nothing was written for it
+            const __mmask16 many =
+                _mm512_cmpge_epu32_mask(_mm512_srl_epi32(x[half], above), freq);
+            const __m256i words =
+                _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(many, x[half]));
+            const auto count = static_cast<unsigned>(__builtin_popcount(many));
+            top -= 2 * count;
+            // Only these words: what lies above was written before.
+            _mm512_mask_storeu_epi16(top, (u32{1} << count) - 1, _mm512_castsi256_si512(words));
+            const __m512i now = _mm512_mask_srli_epi32(x[half], many, x[half], 16);
+            const __m512i whole = divide(now, freq);
+            const __m512i rest = _mm512_sub_epi32(now, _mm512_mullo_epi32(whole, freq));
+            x[half] = _mm512_add_epi32(_mm512_sll_epi32(whole, bits),
+                                       _mm512_add_epi32(rest, _mm512_and_si512(entry, starts)));
+        }
+    }
+    _mm512_storeu_si512(state, x[0]);
+    _mm512_storeu_si512(state + 16, x[1]);
+    return top;
 }
 
 LMCACHE_AVX2 bool join_avx2(u8* dst, const u8* low, const u8* codes, const u8* exponents,
@@ -207,13 +259,15 @@ LMCACHE_AVX2 bool join_avx2(u8* dst, const u8* low, const u8* codes, const u8* e
 }  // namespace
 
 const CodecKernels* codecs_avx512() {
-    static const CodecKernels set = {join_vbmi, split_vbmi, rans_vbmi};
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") ? &set
-                                                                                       : nullptr;
+    static const CodecKernels full = {join_vbmi, split_vbmi, rans_bw, rans_encode_bw};
+    // Processors before Ice Lake and Zen 4.
+    static const CodecKernels part = {join_avx2, nullptr, rans_bw, rans_encode_bw};
+    if (!__builtin_cpu_supports("avx512bw")) return nullptr;
+    return __builtin_cpu_supports("avx512vbmi") ? &full : &part;
 }
 
 const CodecKernels* codecs_avx2() {
-    static const CodecKernels set = {join_avx2, nullptr, nullptr};
+    static const CodecKernels set = {join_avx2, nullptr, nullptr, nullptr};
     return __builtin_cpu_supports("avx2") ? &set : nullptr;
 }
 

@@ -97,8 +97,10 @@ std::size_t rans_encode(const RansTables& tables, Classes classes, const u8* sym
     std::size_t period;
     const u32* bases = bases_of(classes, 8, &period);
     u8* top = out + room;
+    const auto kernel = detail::codecs().rans_encode;
+    const std::size_t whole_steps = kernel ? n / kLanes * kLanes : 0;
     std::size_t at = n % period;
-    for (std::size_t i = n; i-- > 0;) {
+    for (std::size_t i = n; i-- > whole_steps;) {
         at = (at ? at : period) - 1;
         u32& state = x[i % kLanes];
         const u32 entry = tables.symbols[bases[at] + symbols[i]], freq = entry >> 16;
@@ -111,6 +113,8 @@ std::size_t rans_encode(const RansTables& tables, Classes classes, const u8* sym
         const u32 whole = state / freq;
         state = (whole << bits) + (state - whole * freq) + (entry & 0xFFFF);
     }
+    if (whole_steps) top = kernel(x, tables, bases, period, symbols, whole_steps, top);
+    if (!top) return 0;
     const auto words = static_cast<std::size_t>(out + room - top);
     std::memmove(out + 4 * kLanes, top, words);
     std::memcpy(out, x, 4 * kLanes);

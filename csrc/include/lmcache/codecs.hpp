@@ -90,6 +90,10 @@ struct CodecKernels {
     // a multiple of 32. `rest` null: plain symbols.
     void (*rans)(RansState& state, const RansTables& tables, const u32* bases, std::size_t period,
                  const u8* rest, u8* out, std::size_t n);
+    // Symbols [0, n) backwards, n a multiple of 32; words are written below `top`, which is
+    // returned. `bases[period]`: class << 8. Null: a symbol is not in its table.
+    u8* (*rans_encode)(u32* x, const RansTables& tables, const u32* bases, std::size_t period,
+                       const u8* symbols, std::size_t n, u8* top);
 };
 
 const CodecKernels& codecs();
