@@ -24,6 +24,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -54,7 +55,7 @@ from limits import fio  # type: ignore[import-not-found]  # it lies beside this 
 from limits.peer import rates_of  # type: ignore[import-not-found]
 
 MIB = 1 << 20
-DEPTH = 8
+DEPTH = DiskConfig(path="").threads
 BAR = 0.85
 SHAPES = ((4 * MIB, 16), (MIB, 64))
 """Value length and values per call."""
@@ -109,7 +110,9 @@ def seal(values: Sequence[memoryview], first: int = 0) -> None:
 
 async def tier(folder: Path, *, sync: Sync, direct: Direct) -> AbstractBackend:
     """The disk tier with its checks, opened."""
-    executor = DaemonExecutor("lmcache-disk", DEPTH)
+    executor, meeting = DaemonExecutor("lmcache-disk", DEPTH), threading.Barrier(DEPTH)
+    for started in [executor.submit(meeting.wait) for _ in range(DEPTH)]:
+        started.result()  # fio's threads run, too, when its clock starts
     context = replace(default_context("disk"), executor=executor)
     backend = DiskBackend(DiskConfig(path=str(folder), sync=sync, direct=direct), context)
     checked = Check(CheckOptions(), context, backend)

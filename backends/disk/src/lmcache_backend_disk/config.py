@@ -36,7 +36,7 @@ class DiskConfig:
         direct: see ``Direct``.
         sync: see ``Sync``.
         verify_writes: read every value back before it becomes visible (means something with direct transfers).
-        threads: system calls running at once.
+        threads: system calls running at once. More than a disk's queue needs, because some wait for its journal.
         fan_out: folders per path that values are spread over: 16, 256 or 4096. A folder keeps the number it
             was made with.
     """
@@ -45,7 +45,7 @@ class DiskConfig:
     direct: Direct = Direct.AUTO
     sync: Sync = Sync.ORDERED
     verify_writes: bool = False
-    threads: int = 8
+    threads: int = 16
     fan_out: int = 256
 
     @property
