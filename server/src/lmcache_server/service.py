@@ -44,8 +44,9 @@ def tell(state: str, env: MutableMapping[str, str] = os.environ, /) -> None:
     """Say something to the service manager; nothing when there is none."""
     path = env.get("NOTIFY_SOCKET")
     if path:
-        # A manager that does not listen is no reason to stop serving.
+        # A manager that does not listen is no reason to wait, or to stop serving.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
             sock.sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)
 
 
