@@ -43,7 +43,8 @@ class Subject:
         self._context = torch.tensor([list(ids[:context])])
         self._next = torch.tensor([list(ids[context:])])
         with torch.inference_mode():
-            cache = model(self._context, use_cache=True, logits_to_keep=1).past_key_values
+            out = model(self._context, use_cache=True, logits_to_keep=1)
+        cache = getattr(out, cache_argument(model))
         planes = [
             torch.stack([part[0].transpose(0, 1) for part in (layer.keys, layer.values)])
             for layer in cache.layers
