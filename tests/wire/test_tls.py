@@ -7,8 +7,9 @@ import ssl
 
 import pytest
 
+from lmcache_core.config.records import DaemonConfig
 from lmcache_core.spi import ConfigError
-from lmcache_core.wire.address import parse
+from lmcache_core.wire.address import Address, parse
 from lmcache_core.wire.client import DaemonClient
 from tests.wire.certificates import Authority
 from tests.wire.daemons import Daemon, check_leases, describe, free_port, key, store, wait_for
@@ -183,6 +184,13 @@ def test_start_without_the_key_says_so_in_one_line(tmp_path, authority):
 def test_addresses(text, said):
     found = parse(text)
     assert (found.host, found.port, found.tls, found.ca) == said
+
+
+def test_configuration_names_host_and_authority():
+    config = DaemonConfig(host="kv.example", ca="/etc/kv/ca.pem")
+    assert parse(config.address) == Address("", "kv.example", 5555, True, "/etc/kv/ca.pem")
+    assert parse(DaemonConfig(host="tls://kv.example", port=7).address).tls
+    assert parse(DaemonConfig(host="tls://kv.example", ca="/x").address).ca == "/x"
 
 
 @pytest.mark.parametrize("text", ["tls://", "host:1?ca=/x", "tls://host/path"])
