@@ -304,22 +304,30 @@ class Tier:
                         self.answers.put(keys[at], answer, now)
                     found[at] = answer
             if self.codec is not None:
-                await self._measure(keys, found, self.codec, deadline)
+                await self._measure(keys, found, self.codec, {*ask}, deadline)
         except BackendError:
             answered = False  # its wrappers have told why
         return found, answered
 
     async def _measure(
-        self, keys: Sequence[Key], found: list[Found | None], codec: Encoded, deadline: float | None
+        self,
+        keys: Sequence[Key],
+        found: list[Found | None],
+        codec: Encoded,
+        asked: set[int],
+        deadline: float | None,
     ) -> None:
-        """Replace stored lengths by those of the frames that decoding will give."""
+        """Replace stored lengths by those of the frames that decoding will give.
+
+        Args:
+            asked: where the store has answered, which knows stored lengths only.
+        """
         unknown = []
         for at, each in enumerate(found):
             if each is None:
                 continue
-            known = each.nbytes if self.holdings is not None and each.nbytes else 0
-            if self.holdings is None or not self.complete.is_set() or not known:
-                known = self.frames.get((keys[at].space, keys[at].group), 0)
+            known = each.nbytes if self.holdings is not None and at not in asked else 0
+            known = known or self.frames.get((keys[at].space, keys[at].group), 0)
             if known:
                 found[at] = Found(known, each.etag, each.expires, each.promise)
             else:
