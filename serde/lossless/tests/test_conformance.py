@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lmcache_serde_lossless import X12, XR, X12Options, XROptions, Zstd, ZstdOptions, reference
 
-from lmcache_core import ops
+from lmcache_core import codecs, ops
 from lmcache_core.testing.serde import SerdeTests, bfloat16_noise, kv_spec
 
 
@@ -36,6 +36,7 @@ class TestZstd(SerdeTests):
 class InPython(SerdeTests):
     @pytest.fixture(autouse=True)
     def _without_native(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert codecs.rans_encode  # bound now: the names stay for the whole process
         monkeypatch.setattr(ops, "extra", lambda name: None)
 
     def samples(self) -> Any:
