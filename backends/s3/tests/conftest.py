@@ -50,7 +50,8 @@ class Between:
                 self.send_response_only(status)
                 length = {"content-length": str(len(content))}
                 for name, text in (length | {k.lower(): v for k, v in headers.items()}).items():
-                    self.send_header(name, text)
+                    if text is not None:
+                        self.send_header(name, text)
                 self.end_headers()
                 self.wfile.write(content)
 

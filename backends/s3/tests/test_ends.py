@@ -23,7 +23,9 @@ def test_encrypted_connection_carries_values_and_refuses_a_stranger(serve, tier,
     endpoint = f"https://127.0.0.1:{port}"
 
     async def main():
-        async with tier(server.config(), endpoint=endpoint, ca_file=authority.file, timeout=5.0) as rig:
+        async with tier(
+            server.config(), endpoint=endpoint, ca_file=authority.file, timeout=5.0
+        ) as rig:
             await rig.keep(1, 2, nbytes=3 * MIB + 7)
             assert await rig.has(1, 2, nbytes=3 * MIB + 7)
             server.suspend()

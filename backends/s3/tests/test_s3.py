@@ -192,7 +192,9 @@ def test_busy_server_is_asked_again_within_the_budget(config, tier, drive, betwe
     "answer",
     [
         pytest.param((200, {"content-length": "9000"}, b"x" * 5000), id="ends early"),
-        pytest.param((200, {"content-length": "many"}, b""), id="no length"),
+        pytest.param((200, {"content-length": "many"}, b""), id="a word for a length"),
+        pytest.param((200, {"content-length": None}, b"x" * 5000), id="no length"),
+        pytest.param((200, {"content-length": "-1"}, b""), id="a negative length"),
         pytest.param((206, {"content-range": "bytes 0-3/4"}, b"1234"), id="a part unasked"),
         pytest.param((302, {"location": "http://127.0.0.1:9/"}, b""), id="elsewhere"),
         pytest.param((999, {}, b"<Error><Code>" + b"A" * 100), id="no status"),

@@ -96,7 +96,7 @@ class Bucket:
         """Tell whether an object is there."""
         with self._ask(call, "HEAD", name) as response:
             if response.status == 200:
-                length = int(response.headers["content-length"])
+                length = _length(response.headers.get("content-length"))
                 return Found(length, etag=response.headers.get("etag"), promise=False)
             if response.status == 404:
                 return None
@@ -122,12 +122,8 @@ class Bucket:
             if response.status in (200, 206):
                 if ranged != (response.status == 206):
                     raise Unavailable("the server does not give parts of objects", retryable=False)
-                found = (
-                    response.headers["content-range"]
-                    if ranged
-                    else response.headers["content-length"]
-                )
-                total = int(found.rpartition("/")[2])
+                told = response.headers.get("content-range" if ranged else "content-length")
+                total = _length((told or "").rpartition("/")[2])
                 return read_into(response, choose(total, response.headers.get("etag", "")))
             if response.status == 404:
                 refused = self.refusal(response)
@@ -306,6 +302,17 @@ def parse(response: HTTPResponse) -> ElementTree.Element:
 def text(element: ElementTree.Element, name: str) -> str:
     """Text of a child, whatever its name space; empty where there is none."""
     return element.findtext(f"{{*}}{name}") or ""
+
+
+def _length(written: str | None) -> int:
+    """A length as a header tells it.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    if written is None or not written.isdecimal():
+        raise Unavailable(f"the server tells no length but {written!r}")
+    return int(written)
 
 
 def _tag(body: str, name: str) -> str:
