@@ -289,7 +289,7 @@ def main(arguments: list[str]) -> int:
         rest = [word for word in rest if word != "--long"]
         options = ["-m", "pytest", "-q", "-o", f"cache_dir={WORK}/pytest-vllm"]
         rest = [*options, *(rest or []), TESTS]
-        os.environ |= {"LMCACHE_VLLM_LONG": "1"} if long else {}
+        os.environ |= {"LMCACHE_TEST_LONG": "1"} if long else {}
     elif what != "run":
         raise SystemExit(f"vllm: test, run or peer, not {what!r}")
     return subprocess.run([str(python), *rest], cwd=ROOT, check=False).returncode

@@ -3,7 +3,7 @@
     python .ci/vllm_env.py run benchmarks/vllm_hits.py [--pairs 40] [--cold 60] [--decode 8]
 
 A tiny Llama in float32, a prefix of 4,096 tokens (67 MB of keys and values), one thread of computation in every
-run, one core left for the daemon. Upstream's LMCache runs beside it where ``LMCACHE_PEER_PYTHON`` names the
+run, one core left for the daemon. Upstream's LMCache runs beside it where ``LMCACHE_BENCH_PEER`` names the
 Python of an environment that has it and vLLM (see docs/howto/vllm.md).
 """
 
@@ -194,7 +194,7 @@ def main() -> int:
     print(f"memcpy of {NBYTES / 1e6:.0f} MB: {memcpy:.1f} ms")
     with tempfile.TemporaryDirectory(prefix="lmcache-bench-vllm-") as folder:
         good = ours(Path(folder) / "ours", given, memcpy, model)
-        if python := os.environ.get("LMCACHE_PEER_PYTHON"):
+        if python := os.environ.get("LMCACHE_BENCH_PEER"):
             peer(python, Path(folder) / "peer", given.pairs, memcpy, model)
     return int(not good)
 

@@ -138,7 +138,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
 """Scheme of ``remote_url`` to plugin, and to the option that takes the URL or its path."""
 
 NOT_SETTINGS = (
-    "config_file", "daemon", "runtime_dir", "plugins", "debug", "native", "tests", "sanitize", "bindings", "no_budgets",
+    "config_file", "daemon", "runtime_dir", "plugins", "debug", "native", "tests", "sanitize", "bindings", "no_budgets", "vllm_env",
 )  # fmt: skip
 NOT_SETTINGS_PREFIXES = (
     "test_", "bench_", "demo_", "ci_", "server_", "coordinator_", "resp_", "ec_", "runtime_plugin_", "native_",

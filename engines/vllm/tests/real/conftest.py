@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-LONG = bool(os.environ.get("LMCACHE_VLLM_LONG"))
+LONG = bool(os.environ.get("LMCACHE_TEST_LONG"))
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 if not LONG:
     collect_ignore_glob.append("test_long*.py")

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine import TWO_PROCESSES, Engine, daemon
 from judging import differences, full, make_prompts
 
-DEATHS = 20 if os.environ.get("LMCACHE_VLLM_LONG") else 3
+DEATHS = 20 if os.environ.get("LMCACHE_TEST_LONG") else 3
 SHORT = 2
 PROMPTS = make_prompts(24, seed=2)
 

@@ -11,7 +11,7 @@ import pytest
 from engine import Answer, Engine, daemon
 from judging import differences, full, make_prompts
 
-LONG = bool(os.environ.get("LMCACHE_VLLM_LONG"))
+LONG = bool(os.environ.get("LMCACHE_TEST_LONG"))
 OPTIONS = {"max_num_batched_tokens": 512}
 PROMPTS = make_prompts(9, seed=5, longest=800)[3:]
 
