@@ -338,6 +338,7 @@ class Worker:
             digests=parts,
             tags=tags,
             created=int(time.time()),
+            first=first,
         ).identity
 
     def _compare(self, check: Load) -> None:
