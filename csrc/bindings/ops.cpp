@@ -284,4 +284,5 @@ NB_MODULE(ops, module) {
     module.def("populate", py_populate, "view"_a, nb::kw_only(), "threads"_a = 1,
                nb::sig("def populate(view: Buffer, *, threads: int = 1) -> None"));
     bind_codecs(module);
+    bind_quant(module);
 }

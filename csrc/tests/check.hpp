@@ -51,4 +51,5 @@ void test_codecs();
 void test_copy();
 void test_pages();
 void test_pool();
+void test_quant();
 void test_xxh3();

@@ -11,6 +11,7 @@ int main(int count, char** arguments) {
                  {"copy", test_copy},
                  {"pages", test_pages},
                  {"pool", test_pool},
+                 {"quant", test_quant},
                  {"xxh3", test_xxh3}};
     int ran = 0;
     for (const auto& part : parts) {
