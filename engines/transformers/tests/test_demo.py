@@ -68,13 +68,10 @@ def test_the_whole_demo_finds_every_full_chunk(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "serde"), [("bf16", "x12"), ("fp16", "xr, {zstd: {level: 1}}")])
-def test_an_exact_encoding_changes_no_answer(
-    folder: Path, tmp_path: Path, dtype: str, serde: str
-) -> None:
+def test_an_exact_encoding_changes_no_answer(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lmcache_serde_lossless")
-    settings = settings_for("disk", serde, 16, tmp_path)
-    report = measure(folder, dtype=dtype, settings=settings, text=TEXT, questions=["w1 w2"])
+    settings = settings_for("disk", "x12, {zstd: {level: 1}}", 16, tmp_path)
+    report = measure(folder, dtype="bf16", settings=settings, text=TEXT, questions=["w1 w2"])
     assert report.findings == []
     assert report.denser != 1.0
     assert 0 <= report.rows[0].agrees <= 1
