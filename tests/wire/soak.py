@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import random
 import re
@@ -79,6 +80,7 @@ def operate(client: DaemonClient, choice: random.Random) -> None:
 def load(path: str, seed: int, stop: Any, done: Any, worst: Any) -> None:
     """Body of a client process: operate until told to stop, count, note the longest call."""
     choice = random.Random(seed)
+    logging.getLogger("lmcache").setLevel(logging.ERROR)  # that the daemon is gone is the point
     client = DaemonClient(f"unix://{path}", timeout=TIMEOUT)
     while not stop.is_set():
         if choice.random() < 0.002:
@@ -228,6 +230,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--kills", type=int, default=0)
     given = parser.parse_args()
+    logging.getLogger("lmcache").setLevel(logging.ERROR)
     if given.kills:
         found = kill(given.kills, given.clients)
     else:
