@@ -304,6 +304,16 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         kind="serdes",
+        name="quant",
+        dist="lmcache-serde-quant",
+        path="serde/quant",
+        object="lmcache_serde_quant:Quant",
+        extra="quant",
+        status="experimental",
+        needs="numpy; lmcache-native to be fast",
+    ),
+    Entry(
+        kind="serdes",
         name="zstd",
         dist="lmcache-serde-lossless",
         path="serde/lossless",
