@@ -215,9 +215,9 @@ def _unpack(packed: Array, bits: int) -> Array:
     if bits == 4:
         return _parted(packed, 2, 15, 4).astype(F)
     quarter = packed.shape[1] // 3 * 2
-    return (
-        _parted(packed[:, :quarter], 4, 3, 2) | _parted(packed[:, quarter:], 8, 1, 1) << 2
-    ).astype(F)
+    low, high = _parted(packed[:, :quarter], 4, 3, 2), _parted(packed[:, quarter:], 8, 1, 1)
+    codes: Array = low | high << 2
+    return codes.astype(F)
 
 
 def _parted(packed: Array, parts: int, mask: int, shift: int) -> Array:
