@@ -31,10 +31,16 @@ RECORDS = {
     "commit": records.Commit(7, [1001, 1002], b"\3" * 32),
     "release": records.Release([1003], [(1004, [0, 2])]),
     "abort": records.Abort([1002]),
+    "part": records.Part(8, [1005], b"\4" * 16),
+    "dispatch": records.Dispatch("engine", [1003]),
+    "list": records.List(9, "", b"", "128", 1000),
+    "pin": records.Pin(10, RUNS, 0.5, 60.0),
     "granted": replies.Granted(5, 1003, words(0, 4096, 8192, 5), b"\3" * 16, "miss"),
     "reserved": replies.Reserved(6, [1001, 0], ["present"], words(0, 12288, 8192, 1)),
     "committed": replies.Committed(7, [True, False]),
     "failed": replies.Failed(8, "config", "there is no lower tier 'x'; there are: none"),
+    "values": replies.Values(9, ["00:01"], [8192], "256"),
+    "ready": replies.Ready(11, 16, "complete"),
     "revoke": replies.Revoke([]),
 }
 
