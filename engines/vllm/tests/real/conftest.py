@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 LONG = bool(os.environ.get("LMCACHE_TEST_LONG"))
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+collect_ignore_glob = ["test_*.py"]
+if find_spec("vllm"):
+    collect_ignore_glob = []
+    sys.path.insert(0, str(HERE))  # what these tests share
 if not LONG:
     collect_ignore_glob.append("test_long*.py")
 
