@@ -23,6 +23,7 @@ from typing import Any, Self
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",  # two threads that spin on a busy machine wait for each other
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "LMCACHE_DAEMON__GRACE": "1",  # private daemons end with the test
