@@ -32,10 +32,21 @@ class Engine:
     Args:
         depth: steps scheduled before the output of the first is looked at.
         budget: tokens per step.
+        hooked: layers around which hooks are called.
     """
 
     def __init__(
-        self, daemon, *, blocks=24, budget=16, depth=1, salt="", ranks=1, replicas=1, **how
+        self,
+        daemon,
+        *,
+        blocks=24,
+        budget=16,
+        depth=1,
+        salt="",
+        ranks=1,
+        replicas=1,
+        hooked=2,
+        **how,
     ):
         self.cache = cache_config(blocks)
         self.cache.kv_tp_replicas = replicas
@@ -51,7 +62,7 @@ class Engine:
             self.workers.append(halves.Halves(given, self.cache, False, shared=False))
             self.workers[-1].register_kv_caches(memory)
         self.worker, self.given = self.workers[0], config(daemon, **how)
-        self.replicas = replicas
+        self.replicas, self.hooked = replicas, hooked
         self.scheduler = halves.Halves(self.given, self.cache, True, shared=False)
         self.pool = Pool(blocks)
         self.budget, self.depth, self.salt = budget, depth, salt
@@ -274,6 +285,8 @@ class Engine:
         for worker, each in zip(self.workers, steps, strict=True):
             worker.begin(each)
             worker.load()
+            for name in self.cache.kv_cache_groups[0].layer_names[: self.hooked]:
+                worker.layer(name)
         out.right = {}
         order = sorted(out.num_scheduled_tokens, key=lambda id: out.before[id])
         for id in order:

@@ -138,6 +138,7 @@ def config(daemon, *, rank=0, tensor=1, engine=None, model="m", role="kv_both", 
             hf_config=hf, dtype="float32", model="/none", max_model_len=4096, use_mla=False
         ),
         load_config=SimpleNamespace(load_format="dummy"),
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
 

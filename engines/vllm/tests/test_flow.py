@@ -219,3 +219,33 @@ def test_failure_policy_is_set_so_that_a_lost_cache_fails_no_request(make):
     keep = make(load_failure_policy="keep")
     assert keep.given.kv_transfer_config.kv_load_failure_policy == "fail"
     assert isinstance(keep.scheduler.client, DaemonClient)
+
+
+def test_what_is_kept_is_announced_once_it_is_visible(make):
+    engine = make(budget=20)
+    served(engine, PROMPT)
+    events = engine.worker.events()
+    assert [token for event in events for token in event.token_ids] == PROMPT[:40]
+    assert [event.parent_block_hash for event in events[1:]] == [
+        event.block_hashes[0] for event in events[:-1]
+    ]
+    assert events[0].parent_block_hash is None
+    engine.pool.reset()
+    served(engine, PROMPT)
+    assert engine.worker.events() == []
+
+
+@pytest.mark.parametrize("hooked", [1, 2])
+def test_layers_are_loaded_as_they_are_read_or_not_at_all(make, monkeypatch, hooked):
+    served(make(ranks=2), PROMPT)
+    engine = make(ranks=2, use_layerwise=True, hooked=hooked)
+    filled = []
+    worker = engine.worker.worker
+    real = worker._fill
+    monkeypatch.setattr(worker, "_fill", lambda *given: filled.append(given[2:]) or real(*given))
+    assert served(engine, PROMPT) == 40
+    assert filled == [(0,), (1,)][:hooked]
+    assert engine.recomputed == 2 - hooked
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+    assert engine.recomputed == 2 - hooked

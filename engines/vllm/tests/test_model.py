@@ -1,5 +1,7 @@
 """Any schedule: whatever comes in whatever order, no request samples from wrong bytes and none waits for ever."""
 
+import os
+
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,8 @@ from engines.vllm.tests.stand_ins import NAMES
 from lmcache_core.spi import Key, Refusal
 from tests.wire.daemons import wait_for
 
+SCHEDULES = int(os.environ.get("LMCACHE_TEST_SCHEDULES", "12"))
+"""More of them are for nights."""
 FAMILIES = [list(range(n, n + 48)) for n in (0, 100)]
 
 requests = st.tuples(
@@ -59,15 +63,20 @@ class Faults:
         return [Refusal.UNWANTED] * len(args[0]) if name == "reserve" else None
 
 
-@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
+@settings(
+    max_examples=SCHEDULES, phases=[Phase.explicit, Phase.generate]
+)  # shrinking takes minutes
 @given(
     how=st.fixed_dictionaries(SETTINGS),
     save_decode=st.booleans(),
     background=st.booleans(),
+    layerwise=st.booleans(),
     ranks=st.sampled_from([1, 1, 2]),
     history=st.lists(st.one_of(requests, others), min_size=5, max_size=40),
 )
-def test_no_schedule_ends_in_wrong_bytes(daemon, how, save_decode, background, ranks, history):
+def test_no_schedule_ends_in_wrong_bytes(
+    daemon, how, save_decode, background, layerwise, ranks, history
+):
     model = f"any-{next(NAMES)}"
     flags = {
         "save_decode_cache": save_decode,

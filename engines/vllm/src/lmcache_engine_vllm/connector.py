@@ -6,7 +6,9 @@ stops for good, says so once, and the engine runs as without a cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
             self._cache_hit_source = import_module(
                 "vllm.v1.metrics.cache_hit_source"
             ).CacheHitSource.HOST
+        self._announced: Any = None
         self.halves = Halves(
             vllm_config, kv_cache_config, role is KVConnectorRole.SCHEDULER, shared=self.shared
         )
@@ -79,7 +82,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self.halves.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return None
+        self.halves.layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -100,6 +103,15 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.halves.failures()
 
+    def get_kv_connector_kv_cache_events(self) -> Any:
+        said = self.halves.events()
+        if not said:
+            return None
+        stored = import_module("vllm.distributed.kv_events").BlockStored
+        events = _events()(num_workers=1)
+        events.add_events([stored(**asdict(each)) for each in said])
+        return events
+
     # -- scheduler -------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(
@@ -114,7 +126,17 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self.halves.build(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self.halves.output(connector_output, self._kv_cache_manager)
+        self.halves.output(connector_output, getattr(self, "_kv_cache_manager", None))
+        events = connector_output.kv_cache_events
+        if events and self._announced is not None:
+            self._announced.add_events(events.get_all_events())
+            self._announced.increment_workers(events.get_number_of_workers())
+        elif events:
+            self._announced = events
+
+    def take_events(self) -> Iterable[Any]:
+        events, self._announced = self._announced, None
+        return events.aggregate().get_all_events() if events is not None else ()
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -131,6 +153,12 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def shutdown(self) -> None:
         self.halves.close()
+
+
+def _events() -> Any:
+    """vLLM's own collection, which keeps what all workers have announced."""
+    module = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
+    return import_module(module).LMCacheKVEvents
 
 
 class LMCacheMPConnector(LMCacheConnector):

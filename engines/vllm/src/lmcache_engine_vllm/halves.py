@@ -16,7 +16,7 @@ from lmcache_engine_vllm.identity import key_space
 from lmcache_engine_vllm.layout import chunk_of, keep, parts
 from lmcache_engine_vllm.scheduler import Scheduler
 from lmcache_engine_vllm.settings import LOG
-from lmcache_engine_vllm.steps import Step
+from lmcache_engine_vllm.steps import Announced, Step
 from lmcache_engine_vllm.tally import Tally
 from lmcache_engine_vllm.worker import Worker
 
@@ -182,8 +182,19 @@ class Halves:
         self.worker.load()
 
     @bounded(lambda: None)
+    def layer(self, name: str) -> None:
+        """A layer is about to be read."""
+        if self.worker is not None:
+            self.worker.layer(name)
+
     def save(self) -> None:
-        """Keep what is computed."""
+        """Keep what is computed; loads that were begun end here."""
+        self._save()
+        if self.off and self.worker is not None:
+            self.worker.fail()
+
+    @bounded(lambda: None)
+    def _save(self) -> None:
         if self.worker is not None:
             self.worker.save()
 
@@ -198,13 +209,20 @@ class Halves:
         """Requests whose transfers in the background have ended."""
         if self.worker is None:
             return None, None
-        self.worker.forget(ids)
+        self.worker.storing.forget(ids)
         arrived, self.worker.arrived = self.worker.arrived, set()
         return None, arrived or None
 
     def failures(self) -> set[int]:
         """Blocks that were promised and are not filled."""
         return self.worker.taken() if self.worker is not None else set()
+
+    def events(self) -> list[Announced]:
+        """Chunks that have become visible since the last call."""
+        if self.worker is None:
+            return []
+        events, self.worker.storing.events = self.worker.storing.events, []
+        return events
 
     # -- scheduler -------------------------------------------------------------------------------------------
 

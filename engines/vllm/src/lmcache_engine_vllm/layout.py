@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -91,11 +91,17 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of the payload that belongs to this rank: ``layers`` None means all it has of the group."""
+    """A run of the payload that belongs to this rank.
+
+    Attributes:
+        layers: None means all it has of the group.
+        mine: positions of the segments.
+    """
 
     offset: int
     nbytes: int
     layers: tuple[int, ...] | None
+    mine: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class Kept:
         mine: positions of this rank's segments in the form.
         pieces: the same as runs of the payload.
         ratio: engine blocks make so many blocks of the tensors.
+        numbers: transformer layer of each name.
     """
 
     part: Part
@@ -120,6 +127,11 @@ class Kept:
     mine: tuple[int, ...]
     pieces: tuple[Piece, ...]
     ratio: int
+    numbers: Mapping[str, int]
+
+    def layer(self, number: int) -> tuple[Piece, ...]:
+        """What this rank has of one layer."""
+        return _pieces(self.form, [n for n in self.mine if self.form.segments[n].layer == number])
 
     @property
     def wire(self) -> Form:
@@ -137,10 +149,10 @@ class Kept:
             return table
         return [block * self.ratio + i for block in table for i in range(self.ratio)]
 
-    def cut(self, part: memoryview, mine: Sequence[int], first: int, count: int) -> memoryview:
+    def cut(self, part: memoryview, piece: Piece, first: int, count: int) -> memoryview:
         """Tokens [first, first + count) of a run of segments, as a payload of their own."""
         tokens, planes = self.form.tokens, self.form.planes
-        sizes = [self.form.segments[n].nbytes // planes for n in mine for _ in range(planes)]
+        sizes = [self.form.segments[n].nbytes // planes for n in piece.mine for _ in range(planes)]
         pieces = [
             part[at + size // tokens * first : at + size // tokens * (first + count)]
             for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
@@ -250,11 +262,14 @@ def keep(
         engine=None if split else "vllm",
     )
     form = _form(group, sizes, ranks)
-    mine, pieces = _own(form, ranks, set(sizes), heads // ranks.shards)
+    mine = _own(form, ranks, set(sizes), heads // ranks.shards)
+    pieces = _pieces(form, mine)
+    if len(pieces) == 1:
+        pieces = (replace(pieces[0], layers=None),)
     room = frame.header_nbytes(len(form.segments))
     if ranks.world > 1:
         room += frame.ALIGNMENT  # one length for all ranks, whatever the tags of a request
-    return Kept(part, specs, group, form, room, mine, pieces, ratio)
+    return Kept(part, specs, group, form, room, mine, pieces, ratio, numbers)
 
 
 def _rule(spec: Any) -> tuple[Reuse, int]:
@@ -323,20 +338,22 @@ def _form(group: Group, sizes: Mapping[int, int], ranks: Ranks) -> KVSpec:
     )  # fmt: skip
 
 
-def _own(
-    form: KVSpec, ranks: Ranks, layers: set[int], per: int
-) -> tuple[tuple[int, ...], tuple[Piece, ...]]:
+def _own(form: KVSpec, ranks: Ranks, layers: set[int], per: int) -> tuple[int, ...]:
     begin = ranks.shard * per
-    mine = [at for at, s in enumerate(form.segments) if s.layer in layers and s.head_begin == begin]
+    return tuple(
+        at for at, s in enumerate(form.segments) if s.layer in layers and s.head_begin == begin
+    )
+
+
+def _pieces(form: KVSpec, mine: Sequence[int]) -> tuple[Piece, ...]:
     offsets = [*accumulate((segment.nbytes for segment in form.segments), initial=0)]
     pieces = []
     for _, run in groupby(enumerate(mine), key=lambda pair: pair[1] - pair[0]):
-        at = [position for _, position in run]
+        at = tuple(position for _, position in run)
         own = tuple(form.segments[position].layer for position in at)
-        pieces.append(Piece(offsets[at[0]], offsets[at[-1] + 1] - offsets[at[0]], own))
-    if len(pieces) == 1:
-        pieces = [Piece(pieces[0].offset, pieces[0].nbytes, None)]
-    return tuple(mine), tuple(pieces)
+        begin = offsets[at[0]]
+        pieces.append(Piece(begin, offsets[at[-1] + 1] - begin, own, at))
+    return tuple(pieces)
 
 
 def _encoding(shapes: set[tuple[Any, str]], names: set[str], release: str) -> str:

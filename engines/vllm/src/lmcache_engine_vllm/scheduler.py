@@ -218,7 +218,7 @@ class Scheduler:
             chunks = min(chunks, len(asked.chain.digests))
         if not self.names.space or chunks <= asked.kept:
             return
-        first = asked.kept
+        first, events = asked.kept, self.settings.events
         step.stores.append(
             Store(
                 id,
@@ -230,6 +230,10 @@ class Scheduler:
                 asked.wishes.tags,
                 asked.request.num_tokens,
                 asked.computed >= asked.fill and not asked.told,
+                tuple(asked.request.all_token_ids[first * self.chunk : chunks * self.chunk])
+                if events
+                else (),
+                asked.chain.digests[first - 1] if events and first else None,
             )
         )
         asked.told = asked.told or asked.computed >= asked.fill

@@ -33,6 +33,7 @@ class Settings:
         background: loads do not hold back a forward pass.
         shared: where no daemon is named, one that others started is meant, not a private one.
         workers: of this engine.
+        events: vLLM publishes what is kept.
     """
 
     engine: str
@@ -44,6 +45,7 @@ class Settings:
     layerwise: bool
     shared: bool
     workers: int
+    events: bool
     extra: Mapping[str, Any]
 
 
@@ -74,6 +76,7 @@ def read(config: Any, *, shared: bool, waits: bool = True) -> Settings:
     if size and getattr(config.cache_config, "kv_offloading_backend", "") == "lmcache":
         shared = shared and "host" in mp
         extra.setdefault("lmcache.max_local_cpu_size", size / workers)
+    publishing = getattr(config, "kv_events_config", None)
     return Settings(
         engine=str(transfer.engine_id)[:200],
         loads=bool(transfer.is_kv_consumer),
@@ -84,6 +87,7 @@ def read(config: Any, *, shared: bool, waits: bool = True) -> Settings:
         layerwise=bool(written.get("use_layerwise") or extra.get("lmcache.use_layerwise")),
         shared=shared,
         workers=workers,
+        events=bool(getattr(publishing, "enable_kv_cache_events", False)),
         extra=extra,
     )
 

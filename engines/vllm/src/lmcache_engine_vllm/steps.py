@@ -47,6 +47,7 @@ class Store:
         tables: up to the end of the last chunk.
         total: tokens of the request so far, for people.
         last: the request's prompt is complete with it.
+        tokens, parent: their ids, and the digest of the chunk before, where vLLM publishes events.
     """
 
     id: str
@@ -58,6 +59,8 @@ class Store:
     tags: tuple[str, ...] = ()
     total: int = 0
     last: bool = False
+    tokens: tuple[int, ...] = ()
+    parent: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -73,3 +76,16 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     checks: list[Load] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A chunk has become visible: the fields of vLLM's ``BlockStored``."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str = "CPU"
+    lora_name: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from lmcache_engine_vllm.halves import Halves
 from lmcache_engine_vllm.settings import LOG
+from lmcache_engine_vllm.steps import Announced
 
 BOUND = ("reset_cache", "shutdown", "update_connector_output")
 
@@ -45,7 +46,7 @@ class LMCacheConnectorV1Impl(Halves):
         self.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return None
+        self.layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -58,8 +59,8 @@ class LMCacheConnectorV1Impl(Halves):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.failures()
 
-    def get_kv_events(self) -> tuple[()]:
-        return ()
+    def get_kv_events(self) -> list[Announced]:
+        return self.events()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
         return self.matched(request, num_computed_tokens)[0]

@@ -7,8 +7,7 @@ may be another one. What could not be filled is reported; what might rest on it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,16 +15,17 @@ from lmcache_core import frame
 from lmcache_core.config import VerifyHot
 from lmcache_core.identity import KeySpace, canonical
 from lmcache_core.observers import Metrics
-from lmcache_core.spi import GPUConnector, Key, Refusal, Reservation
+from lmcache_core.spi import GPUConnector
 from lmcache_core.spi.errors import BackendError, ConfigError, Corrupt
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
-from lmcache_core.wire.grants import Home
+from lmcache_core.wire.grants import Home, RemoteLeases
 from lmcache_engine_vllm.breaker import Breaker
 from lmcache_engine_vllm.canary import close
 from lmcache_engine_vllm.layout import Kept, Ranks
 from lmcache_engine_vllm.settings import LOG, Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
+from lmcache_engine_vllm.storing import Storing
 from lmcache_engine_vllm.tally import Tally
 
 SAMPLE = 64
@@ -74,7 +74,21 @@ class Worker:
         """Requests whose loads in the background have ended, and those of them that failed."""
         self.poisoned = False
         """What the cache had was not what is computed: it is used no more."""
-        self._stored: dict[str, tuple[int, float]] = {}
+        self.open: list[tuple[Load, RemoteLeases | None, set[int]]] = []
+        self.visited: set[int] = set()
+        self._layerwise = settings.layerwise
+        """Loads that go on layer by layer during this forward pass, and the layers that are done."""
+        self.storing = Storing(
+            client,
+            settings.engine,
+            connector,
+            self.kept,
+            space,
+            ranks,
+            self.breaker,
+            self.tally,
+            timer,
+        )
         self.register()
 
     def register(self) -> None:
@@ -108,13 +122,45 @@ class Worker:
         self.register()
 
     def load(self) -> None:
-        """Fill the blocks that this step's forward pass reads."""
-        for load in self.step.loads:
-            self._finish(load, self.fill(load))
-        self.step.loads.clear()
+        """Fill the blocks that this step's forward pass reads, or begin to."""
+        while self.step.loads:
+            load = self.step.loads[0]
+            if self._layerwise and not load.background:
+                self.open.append((load, self._adopt(load), set()))
+            else:
+                self._finish(load, self.fill(load))
+            self.step.loads.pop(0)
+
+    def layer(self, name: str) -> None:
+        """Fill one layer of the loads that were begun."""
+        number = next((each.numbers[name] for each in self.kept if name in each.numbers), None)
+        if self.open and number is not None and number not in self.visited:
+            self.visited.add(number)
+            for load, leases, failed in self.open:
+                if leases is not None and not failed:
+                    failed |= self._fill(load, leases, number)[0]
+
+    def _end_open(self) -> None:
+        """After the forward pass. A layer that nobody waited for was read before it was filled."""
+        if not self.open:
+            return
+        whole = all(self.visited >= {*kept.numbers.values()} for kept in self.kept)
+        if not whole:
+            self._layerwise = False
+            LOG.warning("this engine calls no hook around some layers: loads go all layers at once")
+        for load, leases, failed in self.open:
+            self.client.release(leases or ())
+            good = whole and leases is not None
+            self._finish(load, failed if good else self._lost(load, load.first))
+        self.open.clear()
+        self.visited.clear()
 
     def fail(self) -> None:
         """Report everything that this step should have loaded and has not."""
+        for load, leases, _ in self.open:
+            self.client.release(leases or ())
+            self._finish(load, self._lost(load, load.first))
+        self.open.clear()
         for load in self.step.loads:
             leases = self.client.adopt(load.handle) if load.handle is not None else None
             self.client.release(leases or ())
@@ -124,35 +170,45 @@ class Worker:
 
     def fill(self, load: Load) -> set[int]:
         """Copy what is leased; returns the blocks that hold nothing good."""
-        leases = self.client.adopt(load.handle) if load.handle is not None else None
-        if leases is None or self.poisoned:
-            self.client.release(leases or ())
+        began = self._timer()
+        leases = self._adopt(load)
+        if leases is None:
             return self._lost(load, load.first)
-        began, size = self._timer(), self.kept[0].form.tokens
-        nbytes, failed = 0, set[int]()
         try:
-            for lease, spot in zip(leases, load.spots, strict=False):
-                first, end = max(spot, load.first), min(spot + size, load.end)
-                first = self._in_window(lease.key.group, load.tables, first, end)
-                if first >= end:
-                    continue
-                if not self._unpack(lease, spot, first, end, load):
-                    self.client.delete([lease.key], deadline=self.breaker.deadline())
-                    failed = self._lost(load, first)
-                    break
-                nbytes += self.kept[lease.key.group].form.nbytes * (end - first) // size
-            if not failed and (not load.spots or load.spots[-1] + size < load.end):
-                failed = self._lost(
-                    load, max(load.first, load.spots[-1] + size if load.spots else 0)
-                )
+            failed, nbytes = self._fill(load, leases)
         finally:
             self.client.release(leases)
         if not self.ranks.rank:
             self._say_loaded(load, failed, nbytes, self._timer() - began)
         return failed
 
+    def _adopt(self, load: Load) -> RemoteLeases | None:
+        leases = self.client.adopt(load.handle) if load.handle is not None else None
+        if self.poisoned:
+            self.client.release(leases or ())
+            return None
+        return leases
+
+    def _fill(
+        self, load: Load, leases: RemoteLeases, layer: int | None = None
+    ) -> tuple[set[int], int]:
+        """Blocks that failed, and bytes that did not."""
+        nbytes, size = 0, self.kept[0].form.tokens
+        for lease, spot in zip(leases, load.spots, strict=False):
+            first, end = max(spot, load.first), min(spot + size, load.end)
+            first = self._in_window(lease.key.group, load.tables, first, end)
+            if first >= end:
+                continue
+            if not self._unpack(lease, spot, first, end, load, layer):
+                self.client.delete([lease.key], deadline=self.breaker.deadline())
+                return self._lost(load, first), nbytes
+            nbytes += self.kept[lease.key.group].form.nbytes * (end - first) // size
+        reach = load.spots[-1] + size if load.spots else 0
+        return (self._lost(load, max(load.first, reach)) if reach < load.end else set()), nbytes
+
     def save(self) -> None:
         """Keep what this step has computed."""
+        self._end_open()
         for check in self.step.checks:
             self._compare(check)
         self.step.checks.clear()
@@ -163,7 +219,7 @@ class Worker:
         if self.ranks.world == 1:
             stores = [store for store in stores if id(store) not in bad]
         for (tenant, tags), group in groupby(stores, key=lambda store: (store.tenant, store.tags)):
-            self._save([*group], tenant, tags, bad)
+            self.storing.save([*group], tenant, tags, bad, self.step.turn)
 
     def taken(self) -> set[int]:
         """Blocks that failed since the last call."""
@@ -196,8 +252,10 @@ class Worker:
             lost.update(table[first // block : -(-load.end // block)])
         return lost - {0}
 
-    def _unpack(self, lease: Any, spot: int, first: int, end: int, load: Load) -> bool:
-        """Copy tokens [first, end) of one chunk that begins at token ``spot``."""
+    def _unpack(
+        self, lease: Any, spot: int, first: int, end: int, load: Load, layer: int | None = None
+    ) -> bool:
+        """Copy tokens [first, end) of one chunk that begins at token ``spot``; of one layer, or of all."""
         kept = self.kept[lease.key.group]
         view, form = lease.view, kept.form
         if not lease.current:
@@ -215,15 +273,11 @@ class Worker:
         payload, seed = view[room:], frame.seed_of(lease.key)
         table = kept.blocks(load.tables[lease.key.group])
         whole = end - first == form.tokens
-        at = 0
-        for piece in kept.pieces:
-            count = len(kept.mine) if piece.layers is None else len(piece.layers)
-            mine = kept.mine[at : at + count]
-            at += count
+        for piece in kept.pieces if layer is None else kept.layer(layer):
             part = payload[piece.offset : piece.offset + piece.nbytes]
             if not whole:
-                part = kept.cut(part, mine, first - spot, end - first)
-            expected = b"".join(digests[n] for n in mine) if digests and whole else None
+                part = kept.cut(part, piece, first - spot, end - first)
+            expected = b"".join(digests[n] for n in piece.mine) if digests and whole else None
             copied = self.connector.unpack(
                 lease.key.group, table, first, end - first, part,
                 seed=seed if expected else None, digests=expected, layers=piece.layers,
@@ -258,88 +312,6 @@ class Worker:
         for kept, table in zip(self.kept, store.tables, strict=True):
             self.failed -= {*table[-(-store.base // kept.part.block) :]}
         return False
-
-    def _save(
-        self, stores: Sequence[Store], tenant: str, tags: tuple[str, ...], bad: AbstractSet[int]
-    ) -> None:
-        """Keep the chunks of some stores; ranks that fill them with us are told of the ``bad`` ones."""
-        alone = self.ranks.world == 1
-        if alone and not self.breaker.closed:
-            return
-        began, size, space = self._timer(), self.kept[0].form.tokens, self.space.digest
-        wants: list[tuple[Store, int, Key]] = [
-            (store, store.first + at * size, Key(space, digest, group))
-            for store in stores
-            for at, digest in enumerate(store.digests)
-            for group in range(len(self.kept))
-            if self._there(group, store.tables, store.first + at * size)
-        ]
-        with self.breaker.watch(self.client):
-            answers = self.client.reserve(
-                [(key, self._room(key, tags) + self.kept[key.group].form.nbytes) for _, _, key in wants], None,
-                tenant=tenant, tags=tags, deadline=self.breaker.deadline(),
-                engine="" if alone else self.settings.engine, turn=self.step.turn,
-            )  # fmt: skip
-        filled: list[Reservation] = []
-        said: list[bytes] = []
-        tokens = dict.fromkeys((store.id for store in stores), 0)
-        open_ = [answer for answer in answers if not isinstance(answer, Refusal)]
-        try:
-            for (store, first, key), answer in zip(wants, answers, strict=True):
-                if isinstance(answer, Refusal) or id(store) in bad:
-                    continue
-                said.append(self._pack(store, first, key, answer, tags))
-                filled.append(answer)
-                tokens[store.id] += size if key.group == 0 else 0
-        except ValueError as error:
-            LOG.warning("not kept: %s", error)
-        commit = self.client.commit_batch if alone else self.client.commit_parts
-        done = commit(filled, said) if filled else []
-        for reservation in open_:
-            self.client.abort(reservation)  # does nothing to what is committed
-        stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
-        self.tally.add("lmcache_stored_tokens_total", stored)
-        self._say_stored(stores, tokens, self._timer() - began)
-
-    def _there(self, group: int, tables: Tables, first: int) -> bool:
-        """Whether all blocks of a chunk are still the request's."""
-        block = self.kept[group].part.block
-        return 0 not in tables[group][first // block : (first + self.kept[0].form.tokens) // block]
-
-    def _room(self, key: Key, tags: tuple[str, ...]) -> int:
-        kept = self.kept[key.group]
-        if self.ranks.world > 1:
-            return kept.room  # as registered; the daemon writes the header
-        return frame.header_nbytes(len(kept.form.segments), tags=tags) if tags else kept.room
-
-    def _pack(
-        self, store: Store, first: int, key: Key, reservation: Reservation, tags: tuple[str, ...]
-    ) -> bytes:
-        """Fill one reservation; returns what is said when it is committed: its identity, or our digests."""
-        kept = self.kept[key.group]
-        view, seed = reservation.view, frame.seed_of(key)
-        table, room = kept.blocks(store.tables[key.group]), self._room(key, tags)
-        digests = b""
-        for piece in kept.pieces if self.ranks.writes else ():
-            into = view[room + piece.offset : room + piece.offset + piece.nbytes]
-            copied = self.connector.pack(
-                key.group, table, first, kept.form.tokens, into, seed=seed, layers=piece.layers
-            ).wait()
-            if copied is None or copied.digests is None:
-                raise ValueError(f"{key!r} was not copied")
-            digests += copied.digests
-        if self.ranks.world > 1:
-            return digests
-        parts = [digests[at : at + 16] for at in range(0, len(digests), 16)]
-        return frame.seal(
-            view[: kept.room],
-            key,
-            spec=kept.form,
-            digests=parts,
-            tags=tags,
-            created=int(time.time()),
-            first=first,
-        ).identity
 
     def _compare(self, check: Load) -> None:
         """Compare what the cache has with what the engine has computed."""
@@ -378,22 +350,3 @@ class Worker:
             "size: %.4f GB, cost %.4f ms, throughput: %.4f GB/s",
             got, wanted, load.total, load.id, nbytes / 1e9, seconds * 1e3, nbytes / 1e9 / max(seconds, 1e-9),
         )  # fmt: skip
-
-    def _say_stored(
-        self, stores: Sequence[Store], tokens: Mapping[str, int], seconds: float
-    ) -> None:
-        for store in stores:
-            before, spent = self._stored.pop(store.id, (0, 0.0))
-            now = (before + tokens[store.id], spent + seconds / len(stores))
-            if not store.last:
-                self._stored[store.id] = now
-            elif not self.ranks.rank:
-                LOG.info(
-                    "Stored %d tokens in %.4f seconds (of %d total tokens of request %s)",
-                    now[0], now[1], store.total, store.id,
-                )  # fmt: skip
-
-    def forget(self, ids: Any) -> None:
-        """These requests are over."""
-        for id in ids:
-            self._stored.pop(id, None)
