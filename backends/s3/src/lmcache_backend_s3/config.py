@@ -11,6 +11,7 @@ from lmcache_core.spi import ByteSize, Duration, Secret
 
 PREFIX = re.compile(r"[A-Za-z0-9._~/-]*")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+ENDPOINT = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^/@:\[\]\s]+)(:\d{1,5})?/?")
 AWS_HOST = re.compile(r"([a-z0-9][a-z0-9.-]*?)\.(s3(?:express-[a-z0-9-]+)?[.-].*amazonaws\.com.*)")
 EXPRESS = re.compile(r".+--([a-z0-9-]+)--x-s3")
 PART_LEAST = 5 << 20
@@ -77,7 +78,7 @@ class ObjectConfig:
             raise ValueError(
                 f"url has a prefix with other characters than A-Z a-z 0-9 . _ ~ - /: {self.prefix!r}"
             )
-        if self.endpoint and not re.fullmatch(r"https?://[^/@\s]+/?", self.endpoint):
+        if self.endpoint and not ENDPOINT.fullmatch(self.endpoint):
             raise ValueError(
                 f"endpoint is {self.endpoint!r}; write http://HOST:PORT or https://HOST"
             )

@@ -84,7 +84,7 @@ class SeaweedServer(Serving):
 
     def ready(self) -> bool:
         try:
-            self.bucket().list("", None, 1, Call())  # it serves before it has made the bucket
+            self.bucket().list("", None, 1, Call())  # it answers before it has made the bucket
         except BackendError:
             return False
         return True

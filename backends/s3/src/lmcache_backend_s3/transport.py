@@ -93,8 +93,8 @@ class Transport:
     @property
     def authority(self) -> str:
         """What the Host header says."""
-        usual = 443 if self._tls else 80
-        return self.host if self.port == usual else f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self._tls else 80) else f"{host}:{self.port}"
 
     def close(self) -> None:
         with self._lock:
