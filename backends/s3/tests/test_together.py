@@ -1,6 +1,7 @@
 """One bucket below several caches: hits are shared, and what is damaged there is a miss that heals."""
 
 import asyncio
+import json
 
 import pytest
 from lmcache_backend_s3.transport import Call
@@ -11,6 +12,7 @@ from lmcache_core.spi import Duration
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
 from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+from tests.wire.daemons import Daemon, fill, key, value
 
 NBYTES = 50_001
 CHUNKS = [key_of(number) for number in range(12)]
@@ -107,3 +109,31 @@ def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually
             await one.aclose()
 
     drive(main())
+
+
+@pytest.mark.slow
+def test_two_daemons_on_one_bucket_share_hits(config, tmp_path):
+    written = tmp_path / "kv.yaml"
+    s3 = {"url": config.url, "endpoint": config.endpoint, "deadline": "10s"}
+    s3 |= {
+        "access_key": config.access_key.reveal(),
+        "secret_key": config.secret_key.reveal(),
+    }
+    tiers = [{"cpu": {"size": "64MiB"}}, {"s3": s3}]
+    written.write_text(json.dumps({"tiers": tiers, "manager": {"cost_gate": False}}))
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    flags = ("--config", str(written), "--arena-mode", "shared-rw")
+    with Daemon(folders[0], *flags) as one, Daemon(folders[1], *flags) as two:
+        first, second = one.client(timeout=5), two.client(timeout=5)
+        numbers = range(6)
+        held = first.reserve([(key(n), 65536 + 4096) for n in numbers], None)
+        identities = [fill(each, n) for each, n in zip(held, numbers, strict=True)]
+        assert all(first.commit_batch(held, identities))
+        first.flush()
+        loaded = second.load([key(n) for n in numbers], None)
+        assert [bytes(lease.view[4096:]) for lease in loaded.leases] == [value(n) for n in numbers]
+        second.release(loaded.leases)
+        first.close()
+        second.close()
