@@ -8,12 +8,13 @@ helper thread, which no call waits for, connects again and tells the daemon what
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from lmcache_core.spi import Key, Lease, Refusal, Reservation
-from lmcache_core.spi.errors import BackendError
+from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.storage.results import Flushed, Loaded, Lookup, Place, Reason, Shutdown
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import to_extents, to_runs
@@ -28,6 +29,8 @@ _REASONS = {reason.value: reason for reason in Reason}
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 Handle = tuple[bytes, int, tuple[Key, ...], bytes, bytes]
 """Dispatched leases as they travel to the ranks: boot id, grant, keys, packed extents, identities."""
+_NO_ANSWER = BackendError, ConfigError
+"""What a call makes a miss of; a daemon that has restarted may not know the engine yet."""
 _SLACK = 0.9
 """Share of a call's time that the daemon is given."""
 
@@ -48,7 +51,7 @@ class DaemonClient(Connections):
         if not keys or len(keys) > MOST_KEYS:
             return nothing
         runs, until = to_runs(keys), self._until(deadline)
-        with suppress(BackendError):
+        with suppress(*_NO_ANSWER):
             found = self.ask(
                 replies.Found,
                 lambda id: records.Find(id, runs, self._left(until), tokens),
@@ -77,7 +80,7 @@ class DaemonClient(Connections):
         if len(keys) > MOST_KEYS:
             return Loaded((), Reason.FULL)
         runs, until = to_runs(keys), self._until(deadline)
-        with suppress(BackendError), self.link(until) as (link, home):
+        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
             reply = self.exchange(
                 link, home, replies.Granted,
                 lambda id: records.Load(
@@ -100,6 +103,7 @@ class DaemonClient(Connections):
         tags: Sequence[str] = (),
         engine: str = "",
         turn: int = 0,
+        firsts: Sequence[int] = (),
         deadline: float | None = None,
     ) -> Sequence[Reservation | Refusal]:
         """See ``CacheClient``; ranks of one ``engine`` fill a chunk together (``commit_parts``), in one ``turn``.
@@ -113,11 +117,12 @@ class DaemonClient(Connections):
             return [Refusal.UNWANTED] * len(wants)
         keys, until = [key for key, _ in wants], self._until(deadline)
         sizes = b"".join(nbytes.to_bytes(8, "little") for _, nbytes in wants)
-        with suppress(BackendError), self.link(until) as (link, home):
+        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
             reply = self.exchange(
                 link, home, replies.Reserved,
                 lambda id: records.Reserve(
-                    id, to_runs(keys), sizes, tenant, cost, list(tags), engine, turn
+                    id, to_runs(keys), sizes, tenant, cost, list(tags), engine, turn,
+                    array("q", firsts).tobytes(),
                 ),
                 until,
             )  # fmt: skip
@@ -204,7 +209,7 @@ class DaemonClient(Connections):
 
     def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
         until = self._until(deadline)
-        with suppress(BackendError):
+        with suppress(*_NO_ANSWER):
             return self.ask(
                 replies.Count,
                 lambda id: records.Delete(id, to_runs(keys), self._left(until)),
@@ -377,7 +382,7 @@ class DaemonClient(Connections):
                 )
                 for (at, _), done in zip(open_, reply.good, strict=False):
                     good[at] = done
-        except BackendError:
+        except _NO_ANSWER:
             pass  # whether it is visible nobody knows; the memory is the daemon's either way
         for _, each in open_:
             each.end(abort=False)

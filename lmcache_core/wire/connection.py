@@ -164,6 +164,7 @@ class Connections:
             home.unsaid(said)
             raise
         if isinstance(reply, replies.Failed):
+            self._say(f"the daemon refuses: {reply.message}", logging.WARNING)
             raise refused(reply)
         if not isinstance(reply, kind):
             raise nonsense(link, f"{type(reply).__name__} instead of {kind.__name__}")

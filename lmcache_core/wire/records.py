@@ -154,7 +154,8 @@ class Reserve(Message):
 
     With ``engine`` a chunk is filled by several ranks: who reserves what another rank of the same engine has
     reserved in the same ``turn`` gets the same memory. Turns count up; what an earlier one left is dropped, and a
-    chunk that was given up in a turn stays given up in it.
+    chunk that was given up in a turn stays given up in it. ``firsts``: position of each value's first token in its
+    prefix (i64 each), for the frames that the daemon seals then; empty where nobody knows.
     """
 
     keys: Runs
@@ -164,6 +165,7 @@ class Reserve(Message):
     tags: Labels = []
     engine: Label = ""
     turn: Number = 0
+    firsts: Blob = b""
 
 
 class Commit(Message):

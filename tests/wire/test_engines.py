@@ -49,8 +49,8 @@ def half(client, reservation, rank):
     return ops.digest(part, frame.seed_of(reservation.key))
 
 
-def reserve(client, number, engine="e"):
-    (held,) = client.reserve([(key(number), WHOLE)], None, engine=engine)
+def reserve(client, number, engine="e", firsts=()):
+    (held,) = client.reserve([(key(number), WHOLE)], None, engine=engine, firsts=firsts)
     return held
 
 
@@ -69,10 +69,31 @@ def test_root_is_told_when_all_ranks_agree(daemon, ranks):
     scheduler.close()
 
 
+def test_engine_that_a_restarted_daemon_does_not_know_is_refused_and_raises_nothing(ranks, caplog):
+    for _ in range(3):
+        assert reserve(ranks[0], 49, engine="unknown") is Refusal.UNWANTED
+    said = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+    assert said == ["the daemon refuses: engine 'unknown' is not registered with all its ranks"]
+
+
+def test_what_is_refused_in_part_leaves_no_memory_behind(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    assert ranks[0].reserve([(key(50), WHOLE), (key(51), WHOLE + 1)], None, engine="e") == [
+        Refusal.UNWANTED, Refusal.UNWANTED,
+    ]  # fmt: skip
+    assert describe(ranks[0])["memory"]["reserved"] == 0
+    held = reserve(ranks[0], 52)
+    with pytest.raises(ConfigError, match="are not the digests"):
+        ranks[0].ask(replies.Committed, lambda id: records.Part(id, [held.grant], b"short"))
+    ranks[0].abort(held)
+    wait_for(lambda: describe(ranks[0])["memory"]["reserved"] == 0, 2)
+
+
 def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
     for rank, client in enumerate(ranks):
         register(client, rank)
-    held = [reserve(client, 1) for client in ranks]
+    held = [reserve(client, 1, firsts=[512]) for client in ranks]
     assert held[0].extent == held[1].extent
     assert ranks[0].commit_parts([held[0]], [half(ranks[0], held[0], 0)]) == [True]
     assert ranks[0].lookup([key(1)]).leading == 0
@@ -81,6 +102,7 @@ def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
     (lease,) = loaded.leases
     header = frame.open_header(lease.view, key(1))
     frame.verify(header, lease.view[header.nbytes :])
+    assert header.first == 512
     assert lease.view[header.nbytes :] == b"A" * HALF + b"B" * HALF
     ranks[0].release(loaded.leases)
 

@@ -122,9 +122,16 @@ class Joint:
     """
 
     def __init__(
-        self, engine: Engine, key: Key, tags: Sequence[str], manager: StorageManager, turn: int = 0
+        self,
+        engine: Engine,
+        key: Key,
+        tags: Sequence[str],
+        manager: StorageManager,
+        turn: int = 0,
+        first: int = -1,
     ) -> None:
         self.engine = engine
+        self.first = first
         self.key = key
         self.turn = turn
         self.tags = tags
@@ -161,7 +168,7 @@ class Joint:
         spec, room = self.engine.specs[self.key.group]
         header = frame.seal(
             self.held.view[:room], self.key, spec=spec, digests=self._digests, tags=self.tags,
-            created=int(time.time()),
+            created=int(time.time()), first=self.first,
         )  # fmt: skip
         self.engine.joints.pop(self.key, None)
         return self.manager.commit_batch([self.held], [header.identity], ttl=ttl)[0]

@@ -198,21 +198,25 @@ def _joint(
     """Reservations that all ranks of an engine fill."""
     engine = daemon.engines.find(ask.engine)
     engine.rank_of(session)
+    for key, nbytes in wants:  # before anything is granted
+        if key.group >= len(engine.specs):
+            raise ConfigError(f"engine {engine.name!r} has no group {key.group}")
+        spec, room = engine.specs[key.group]
+        if nbytes != room + spec.nbytes:
+            raise ConfigError(f"a full chunk has {room + spec.nbytes} bytes, not {nbytes}")
     answers: list[Any] = []
+    if len(ask.firsts) not in (0, 8 * len(wants)):
+        raise ConfigError(f"{len(ask.firsts)} bytes are not the positions of {len(wants)} values")
+    firsts = array("q", ask.firsts) or [-1] * len(wants)
     for old in [each for each in engine.joints.values() if each.turn < ask.turn - OLD]:
         old.drop()
-    for key, nbytes in wants:
+    for (key, nbytes), first in zip(wants, firsts, strict=True):
         joint = engine.joint(key, ask.turn)
         if isinstance(joint, Refusal):
             answers.append(joint)
             continue
         if joint is None:
-            if key.group >= len(engine.specs):
-                raise ConfigError(f"engine {engine.name!r} has no group {key.group}")
-            spec, room = engine.specs[key.group]
-            if nbytes != room + spec.nbytes:
-                raise ConfigError(f"a full chunk has {room + spec.nbytes} bytes, not {nbytes}")
-            joint = Joint(engine, key, ask.tags, daemon.manager, ask.turn)
+            joint = Joint(engine, key, ask.tags, daemon.manager, ask.turn, first)
             (held,) = daemon.manager.reserve(
                 [(key, nbytes)], joint, tenant=ask.tenant, cost=ask.cost, tags=ask.tags
             )
@@ -223,8 +227,6 @@ def _joint(
             assert isinstance(held, Held)
             joint.held = held
             engine.joints[key] = joint
-        elif joint.held.nbytes != nbytes:
-            raise ConfigError(f"{key!r} has {joint.held.nbytes} bytes, not {nbytes}")
         joint.join(session)
         answers.append(joint)
     return answers
@@ -273,12 +275,15 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
 def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) -> Answer:
     good, at = [], 0
     for grant in ask.grants:
-        joint = session.reservations.pop(grant, None)
+        joint = session.reservations.get(grant)
         if not isinstance(joint, Joint):
             raise ValueError("a part of what is no shared reservation")
         mine = joint.engine.writes[joint.engine.rank_of(session)][joint.key.group]
         nbytes = IDENTITY * len(mine)
         good.append(joint.fill(session, ask.digests[at : at + nbytes], ask.ttl))
+        del session.reservations[
+            grant
+        ]  # not before: what is refused is still the client's to abort
         at += nbytes
     return replies.Committed(ask.id, good)
 
