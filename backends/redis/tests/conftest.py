@@ -149,7 +149,7 @@ def serve(tmp_path, start):
     """Start servers."""
 
     def serve(*flags, name="redis", tcp=False):
-        folder = tmp_path / os.urandom(4).hex()
+        folder = tmp_path / os.urandom(2).hex()
         folder.mkdir()
         port = free_port(55_000) if tcp else 0
         return start(RedisServer(program_of(name), folder, *flags, port=port))

@@ -15,7 +15,7 @@ class MemcachedServer(Serving):
     """One process; ``flags`` such as ``("-m", "64")``."""
 
     def __init__(self, program: str, folder: Path, /, *flags: str) -> None:
-        self.path = str(folder / "memcached.sock")
+        self.path = str(folder / "s")  # the path of a socket may not be long
         command = [program, "-u", "root", "-s", self.path, "-m", "256", "-I", "16m", *flags]
         super().__init__(command, folder=folder)
 

@@ -51,6 +51,7 @@ class RedisBackend(BlockingBackend):
     def __init__(self, config: RedisConfig, context: Context, /) -> None:
         super().__init__(config, context)
         self._client: Client | None = None
+        self._problem = ""
         self.capabilities = Capabilities(
             ranges=True,
             scan=True,
@@ -80,6 +81,7 @@ class RedisBackend(BlockingBackend):
     # -- life ------------------------------------------------------------------------------------------------
 
     def open_blocking(self) -> None:
+        self.close_blocking()  # of an earlier attempt
         client = self._client = Client(self.config)
         if not client.cluster:
             info = client.ask(None, b"INFO", b"server")
@@ -242,8 +244,10 @@ class RedisBackend(BlockingBackend):
                 errors.append(answer.unavailable(verb.decode().lower()))
         if len(errors) == len(answers):
             raise errors[0]
-        if errors:
-            self.context.log.warning("%s: %s", self.context.tier, errors[0])
+        problem = str(errors[0]) if errors else ""
+        if problem and problem != self._problem:  # told once, not with every lookup
+            self.context.log.warning("%s answers in part: %s", self.context.tier, problem)
+        self._problem = problem
         return answers
 
     async def scan(self, after: str | None = None, /, *, limit: int = 1000) -> ScanPage:

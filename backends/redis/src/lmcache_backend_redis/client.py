@@ -32,7 +32,7 @@ class Flight:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: set[Link] = set()
-        self._abandoned = False
+        self.abandoned = False
 
     def board(self, link: Link | None = None, /) -> None:
         """Go on, with a connection if one is given.
@@ -41,7 +41,7 @@ class Flight:
             Unavailable: nobody waits any more.
         """
         with self._lock:
-            if self._abandoned:
+            if self.abandoned:
                 raise Unavailable("cancelled before it began")
             if link is not None:
                 self._links.add(link)
@@ -59,7 +59,7 @@ class Flight:
     def abandon(self) -> None:
         """Let nothing new begin, and interrupt what runs."""
         with self._lock:
-            self._abandoned = True
+            self.abandoned = True
         self.interrupt()
 
 
@@ -124,7 +124,8 @@ class Client:
                 raise Unavailable(f"{self._shown(address)}: {error}") from error
             raise
         with self._lock:
-            if not self._closed and len(self._idle[address]) < self._config.threads:
+            room = len(self._idle[address]) < self._config.threads
+            if link.keep and room and not self._closed:
                 self._idle[address].append(link)
                 return
         link.close()
@@ -245,7 +246,7 @@ class Client:
                     for at in group:
                         answers[at] = link.reply()
             except BackendError as error:
-                self.find_elsewhere()
+                self.find_elsewhere(address)
                 for at in group:
                     answers[at] = error
         for at, answer in enumerate(answers):
@@ -271,23 +272,24 @@ class Client:
 
     # -- cluster ---------------------------------------------------------------------------------------------
 
-    def discover(self) -> None:
-        """Learn which node has which slot.
+    def discover(self, without: Address = None) -> None:
+        """Learn which node has which slot, from any but one.
 
         Raises:
             Unavailable: no node tells.
         """
         problem: object = "no node"
         for address in dict.fromkeys((*self.nodes, *self.target.hosts)):
+            if address == without:
+                continue
             try:
                 reply = self.ask(address, b"CLUSTER", b"SLOTS")
+                if isinstance(reply, list):
+                    self._slots = _slots(reply, address)
+                    return
+                problem = reply.text if isinstance(reply, Said) else "no list of slots"
             except Unavailable as error:
                 problem = error
-                continue
-            if isinstance(reply, list):
-                self._slots = _slots(reply, address)
-                return
-            problem = reply.text if isinstance(reply, Said) else "no list of slots"
         raise Unavailable(f"{self.target.shown}: {problem}")
 
     def redirected(self, reply: Said) -> Address:
@@ -303,11 +305,11 @@ class Client:
         self.cluster = True
         return address
 
-    def find_elsewhere(self) -> None:
+    def find_elsewhere(self, address: Address) -> None:
         """After a node failed: another may have taken its slots."""
         if self.cluster:
             with suppress(Unavailable):  # the errors of the calls tell
-                self.discover()
+                self.discover(without=address)
 
 
 def _slots(reply: list[Any], asked: Address) -> list[Address]:
@@ -322,6 +324,8 @@ def _slots(reply: list[Any], asked: Address) -> list[Address]:
             table[first : last + 1] = [(name, int(port))] * (last + 1 - first)
     except (TypeError, ValueError, AttributeError) as error:
         raise Unavailable(f"no list of slots: {error}") from error
+    if not any(table):
+        raise Unavailable("no node has any slot")
     return table
 
 

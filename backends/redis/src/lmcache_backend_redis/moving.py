@@ -77,20 +77,21 @@ def move(
                         link.reply()
                     verb.send(link, client.name(item.key.text), item)
                 result = verb.read(link, left[0][1])
-                at, item = left.popleft()
                 if isinstance(result, Said):
                     if result.code in ("MOVED", "ASK") and hops:
                         there = client.redirected(result)
-                        elsewhere[there, result.code == "ASK"].append((at, item))
+                        elsewhere[there, result.code == "ASK"].append(left.popleft())
                         continue
-                    if result.code == "READONLY":
-                        client.forget(address)  # a master that has become a replica
+                    if result.code == "READONLY":  # a master that has become a replica
+                        client.forget(address)
+                        link.keep = False
                     result = verb.judge(result)
-                tell(at, result)
+                tell(left.popleft()[0], result)
     except BackendError as error:
         for at, _ in left:
             tell(at, verb.failed(error))
-        client.find_elsewhere()
+        if not flight.abandoned:
+            client.find_elsewhere(address)
     for (there, ask), group in elsewhere.items():
         move(client, verb, there, group, tell, flight, hops - 1, ask)
 
@@ -98,9 +99,9 @@ def move(
 def _absent(client: Client, link: Link, items: Sequence[Item], tell: Tell) -> list[Item]:
     """Items whose keys are not there: asking costs little beside sending a value for nothing."""
     link.send(b"".join(command(b"STRLEN", client.name(item.key.text)) for _, item in items))
+    lengths = [link.reply() for _ in items]
     absent = []
-    for at, item in items:
-        nbytes = link.reply()
+    for (at, item), nbytes in zip(items, lengths, strict=True):
         if isinstance(nbytes, int) and nbytes > 0:
             tell(at, PRESENT)
         else:

@@ -19,6 +19,8 @@ from lmcache_core.spi import Unavailable
 ROOM = 16384
 LONGEST = 512 << 20
 """Most bytes of one bulk, by the protocol's default."""
+SHORT = 1 << 20
+"""Most bytes, or items, of a reply that is no value."""
 DEPTH = 8
 """Most levels of a nested reply."""
 
@@ -65,6 +67,8 @@ class Link:
 
     def __init__(self, connection: Any, timeout: float) -> None:
         connection.connect()
+        self.keep = True
+        """False: not to be used again, although nothing is broken."""
         self._connection = connection
         self._socket: socket.socket = connection._sock  # no public name for it
         self._wait = 0
@@ -126,11 +130,11 @@ class Link:
         if number < 0:
             return None
         if kind == b"$":
-            whole = bytearray(_bounded(number))
+            whole = bytearray(_bounded(number, SHORT))
             self.fill([memoryview(whole)])
             return bytes(whole)
         if kind == b"*" and depth < DEPTH:
-            return [self.reply(depth + 1) for _ in range(_bounded(number))]
+            return [self.reply(depth + 1) for _ in range(_bounded(number, SHORT))]
         raise Broken(f"no reply begins with {kind!r}")
 
     def bulk(self) -> int | Said | None:
@@ -141,7 +145,7 @@ class Link:
         if kind != b"$":
             raise Broken(f"expected a value, got {kind + rest[:20]!r}")
         number = _number(rest)
-        return None if number < 0 else _bounded(number)
+        return None if number < 0 else _bounded(number, LONGEST)
 
     def fill(self, views: Sequence[memoryview]) -> None:
         """Take a bulk whose length is that of all views together."""
@@ -221,7 +225,7 @@ def _number(text: bytes) -> int:
         raise Broken(f"no number: {text[:20]!r}") from None
 
 
-def _bounded(number: int) -> int:
-    if number > LONGEST:
-        raise Broken(f"a reply of {number} bytes is none of a value")
+def _bounded(number: int, most: int) -> int:
+    if number > most:
+        raise Broken(f"a reply of {number} bytes or items is too long")
     return number

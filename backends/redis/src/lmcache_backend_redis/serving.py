@@ -40,7 +40,7 @@ class RedisServer(Serving):
         self, program: str, folder: Path, /, *flags: str, port: int = 0, host: str = "127.0.0.1"
     ) -> None:
         self.program = program
-        self.path = str(folder / "server.sock")
+        self.path = str(folder / "s")  # the path of a socket may not be long
         self.port = port
         command = [
             program, "--port", str(port), "--bind", host, "--unixsocket", self.path, "--unixsocketperm", "700",
