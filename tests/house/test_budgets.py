@@ -24,7 +24,7 @@ CEILINGS = {
     "spi": 1100,
     "storage": 2715,
     "testing": 3620,
-    "wire": 1710,
+    "wire": 1740,
     "wrappers": 1170,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
