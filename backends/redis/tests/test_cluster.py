@@ -11,6 +11,7 @@ from redis.crc import key_slot
 from lmcache_core.spi import Load, LoadStatus, StoreStatus, Unavailable
 from lmcache_core.testing.services import free_port, need_service
 
+pytestmark = pytest.mark.slow
 THIRDS = ((0, 5460), (5461, 10922), (10923, 16383))
 _prefixes = (f"kv{number}:" for number in itertools.count())
 

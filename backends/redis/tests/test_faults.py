@@ -216,6 +216,7 @@ def test_user_with_the_documented_rights_needs_no_more(serve, tier, drive):
     drive(main())
 
 
+@pytest.mark.slow
 def test_replica_serves_loads_and_refuses_stores(serve, tier, drive, eventually):
     master = serve("--repl-diskless-sync-delay", "0", tcp=True)
     replica = serve("--replicaof", "127.0.0.1", str(master.port))
@@ -292,6 +293,7 @@ def certificate(tmp_path):
     return names
 
 
+@pytest.mark.slow
 def test_encrypted_connection_carries_values_and_refuses_a_stranger(
     serve, tier, drive, certificate
 ):

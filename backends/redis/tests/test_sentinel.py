@@ -1,8 +1,11 @@
 """A master behind sentinels: it dies, a replica takes over, and the tier goes there by itself."""
 
+import pytest
+
 from lmcache_core.spi import StoreStatus
 
 
+@pytest.mark.slow
 def test_failover_is_followed(serve, watch, tier, drive, eventually):
     master = serve("--repl-diskless-sync-delay", "0", tcp=True)
     replica = serve("--replicaof", "127.0.0.1", str(master.port), tcp=True)

@@ -101,6 +101,7 @@ def test_damage_is_a_miss_and_is_stored_anew(serve, drive, eventually, spoiled):
     drive(main())
 
 
+@pytest.mark.slow
 def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually):
     server = serve()
 
@@ -126,6 +127,7 @@ def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually
     drive(main())
 
 
+@pytest.mark.slow
 def test_two_daemons_on_one_server_share_hits(serve, tmp_path):
     server = serve()
     written = tmp_path / "kv.yaml"
