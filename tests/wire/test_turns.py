@@ -78,7 +78,7 @@ def test_one_page_of_a_list_is_short_and_the_list_is_whole(daemon):
     named, after = [], None
     while True:
         page = client.ask(replies.Values, lambda id: records.List(id, after=after, limit=10_000))
-        assert len(page.keys) <= records.MOST_LISTED
+        assert len(page.keys) <= 200
         named += page.keys
         if (after := page.after) is None:
             break
@@ -124,9 +124,11 @@ def test_a_client_that_sends_many_requests_at_once_does_not_hold_up_another(daem
 def test_memory_that_is_not_touched_yet_holds_up_nobody(tmp_path):
     with Daemon(tmp_path, "--arena-mode", "shared-rw", size="0.5") as daemon:
         client = daemon.client()
-        held = client.reserve([(key(at), ROOM + (4 << 20)) for at in range(32)], None)
+        held = []
+        for at in range(0, 96, 2):
+            held += client.reserve([(key(at + n), ROOM + (4 << 20)) for n in range(2)], None)
         assert not any(isinstance(each, Refusal) for each in held)
-        assert turns(client)["busy"] <= 3
+        assert turns(client)["busy"] <= 6, turns(client)
         for each in held:
             client.abort(each)
         client.close()
