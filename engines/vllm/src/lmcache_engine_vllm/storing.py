@@ -73,6 +73,7 @@ class Storing:
                 [(key, self._room(key, tags) + self.kept[key.group].form.nbytes) for _, _, key in wants], None,
                 tenant=tenant, tags=tags, deadline=self.breaker.deadline(),
                 engine="" if alone else self._engine, turn=turn,
+                firsts=() if alone else [first for _, first, _ in wants],
             )  # fmt: skip
         filled: list[Reservation] = []
         which: list[tuple[Store, int, Key]] = []
