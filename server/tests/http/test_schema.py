@@ -5,7 +5,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 
-EXAMPLES = 12
+EXAMPLES = 8
 
 
 def operations(web):
