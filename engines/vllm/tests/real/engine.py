@@ -30,7 +30,6 @@ ENVIRONMENT = {
 }
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Scheduler and worker in the engine's process: it starts in two seconds instead of twenty."""
-STOCK = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 TWO_PROCESSES = {"distributed_executor_backend": "mp"}
 """Option of an engine whose worker is a process of its own, as in every server."""
 PRELOAD = ["vllm", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker",

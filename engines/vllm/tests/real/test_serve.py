@@ -155,6 +155,8 @@ def test_the_published_lines_of_the_shared_daemon(
         flags = ["--kv-transfer-config", transfer]
         with serve(model("llama"), folder / "mp.log", *flags, env=running.env) as served:
             check_hits(served, plain)
+            assert served.metric("lmcache_loaded_tokens_total") == served.external()
+            assert served.metric("lmcache_failed_load_tokens_total") == 0
 
 
 def test_the_offloading_flags_start_a_private_daemon_of_that_size(
