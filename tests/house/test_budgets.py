@@ -22,7 +22,7 @@ CEILINGS = {
     "memory": 1510,
     "policies": 650,
     "spi": 1100,
-    "storage": 2715,
+    "storage": 2720,
     "testing": 3620,
     "wire": 1740,
     "wrappers": 1170,
