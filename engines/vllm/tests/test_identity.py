@@ -1,0 +1,78 @@
+"""What makes the KV of two requests or two engines different, and what does not."""
+
+from types import SimpleNamespace
+
+import pytest
+from lmcache_engine_vllm import settings
+from lmcache_engine_vllm.identity import weights_of, wishes
+
+from engines.vllm.tests.stand_ins import Request
+from lmcache_core.config import EngineConfig
+from lmcache_core.identity import Chain, Unkeyable
+from lmcache_core.spi import ConfigError
+
+
+def digests(options=None, **how):
+    request = Request("r", list(range(12)), 1, **how)
+    wish = wishes(request, options or EngineConfig(), {})
+    return Chain(bytes(32), 4, extras=wish.extras).extend(request.all_token_ids)
+
+
+def picture(identifier, offset, length=2):
+    place = SimpleNamespace(offset=offset, length=length)
+    return SimpleNamespace(identifier=identifier, mm_position=place)
+
+
+def test_a_picture_changes_its_chunk_and_later_ones_and_none_before():
+    plain, first, other = (
+        digests(),
+        digests(mm_features=[picture("a", 5)]),
+        digests(mm_features=[picture("b", 5)]),
+    )
+    assert plain[0] == first[0] == other[0]
+    assert len({plain[1], first[1], other[1]}) == len({plain[2], first[2], other[2]}) == 3
+
+
+def test_salts_never_share():
+    assert not {*digests(cache_salt="a")} & {*digests(cache_salt="b")}
+
+
+def test_tags_separate_only_where_they_are_part_of_the_key():
+    eve, bob = ({"lmcache.tag.user": name} for name in ("eve", "bob"))
+    assert digests(kv_transfer_params=eve) == digests(kv_transfer_params=bob)
+    keyed = EngineConfig(tags_in_key=("user",))
+    assert digests(keyed, kv_transfer_params=eve) != digests(keyed, kv_transfer_params=bob)
+
+
+def test_an_adapter_is_known_by_its_content(tmp_path):
+    for name, weights in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(weights * 64)
+        (tmp_path / name / "adapter_config.json").write_text('{"r": 8}')
+
+    def lora(name):
+        return digests(lora_request=SimpleNamespace(lora_path=str(tmp_path / name)))
+
+    assert lora("a") == lora("b") != lora("c")
+    (tmp_path / "b" / "adapter_config.json").write_text('{"r": 16}')
+    assert lora("a") != lora("b")
+    with pytest.raises(Unkeyable, match="adapter at"):
+        lora("missing")
+
+
+def test_embeddings_have_no_name():
+    with pytest.raises(Unkeyable, match="embeddings"):
+        digests(prompt_embeds=object())
+
+
+def test_weights_that_are_not_on_disk_are_refused():
+    model = SimpleNamespace(model="/nowhere", revision=None, hf_config=SimpleNamespace())
+    with pytest.raises(ConfigError, match="not found"):
+        weights_of(model, SimpleNamespace(load_config=None))
+
+
+def test_another_lmcache_in_the_environment_is_refused(monkeypatch):
+    found = [SimpleNamespace(version="0.5.6")]
+    monkeypatch.setattr(settings, "distributions", lambda name: found)
+    with pytest.raises(ConfigError, match="pip uninstall -y lmcache"):
+        settings.refuse_others()
