@@ -1,0 +1,156 @@
+"""The classes that vLLM makes, under every name it knows them by, on stand-ins for its own modules."""
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from lmcache_engine_vllm import halves, stock
+
+from engines.vllm.tests.stand_ins import BLOCK, Request, cache_config, config
+
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+
+
+class Base:
+    """As much of ``KVConnectorBase_V1`` as matters here."""
+
+    requires_kv_delivery = property(lambda self: True)
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self._kv_cache_config = kv_cache_config
+        self._kv_cache_manager = None
+
+    def bind_connector_metadata(self, step):
+        self.bound = step
+
+    def get_transfer_results(self, ids):
+        return SimpleNamespace(
+            finished_recving=self.get_finished(ids)[1] or set(), failed_recving=set()
+        )
+
+    def reset_cache(self):
+        return None
+
+    def shutdown(self):
+        return None
+
+    def update_connector_output(self, output):
+        self.told = output
+
+
+class Role:
+    SCHEDULER, WORKER = SimpleNamespace(name="SCHEDULER"), SimpleNamespace(name="WORKER")
+
+
+@pytest.fixture
+def connector(monkeypatch):
+    """``lmcache_engine_vllm.connector``, imported on top of the stand-ins."""
+    names = BASE.split(".")
+    for end in range(1, len(names) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(names[:end]), ModuleType(names[end - 1]))
+    found = sys.modules[BASE]
+    found.KVConnectorBase_V1, found.KVConnectorRole = Base, Role
+    found.SupportsHMA = type("SupportsHMA", (), {})
+    monkeypatch.delitem(sys.modules, "lmcache_engine_vllm.connector", raising=False)
+    yield importlib.import_module("lmcache_engine_vllm.connector")
+    sys.modules.pop("lmcache_engine_vllm.connector", None)
+
+
+class Stock(Base):
+    """vLLM's own wrapper: forwards some hooks to what it makes and swallows the others."""
+
+    def __init__(self, given, role, cache):
+        super().__init__(given, role, cache)
+        self._lmcache_engine = stock.LMCacheConnectorV1Impl(given, role, self)
+
+
+def test_stock_wrapper_forwards_what_it_swallows(daemon):
+    made = Stock(config(daemon), Role.SCHEDULER, cache_config(8))
+    assert made.reset_cache() is True
+    assert made.requires_kv_delivery is False
+    assert isinstance(made, Stock)
+    evicted = []
+    made._kv_cache_manager = SimpleNamespace(evict_blocks=evicted.append)
+    output = SimpleNamespace(invalid_block_ids={3}, failed_recving=None)
+    made.update_connector_output(output)
+    assert evicted == [{3}]
+    assert made.told is output
+    made.shutdown()
+    assert made._lmcache_engine.off
+
+
+def test_stock_wrapper_cannot_keep_several_groups(daemon):
+    cache = cache_config(8)
+    cache.kv_cache_groups = cache.kv_cache_groups * 2
+    made = Stock(config(daemon), Role.SCHEDULER, cache)
+    assert made._lmcache_engine.get_num_new_matched_tokens(Request("r", [1], 1), 0) == 0
+    assert made._lmcache_engine.off
+    made.shutdown()
+
+
+def test_own_names_promise_nothing_to_a_peer(connector, daemon):
+    for kind in (
+        connector.LMCacheConnector,
+        connector.LMCacheMPConnector,
+        connector.SafeLMCacheConnectorV1,
+    ):
+        made = kind(config(daemon), Role.SCHEDULER, cache_config(8))
+        assert made.requires_kv_delivery is False
+        request = Request("r", list(range(3 * BLOCK)), 1)
+        assert made.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert made.request_finished_all_groups(request, ([1],)) == (False, None)
+        assert made.request_finished(request, [1]) == (False, None)
+        made.shutdown()
+    assert connector.LMCacheConnector.requires_piecewise_for_cudagraph({"use_layerwise": True})
+    assert not connector.LMCacheConnector.requires_piecewise_for_cudagraph({})
+
+
+def test_a_hit_that_fails_in_the_background_is_told_as_such(connector, daemon):
+    made = connector.LMCacheConnector(config(daemon), Role.WORKER, cache_config(8))
+    made.halves.worker = SimpleNamespace(
+        arrived={"r"}, missed={"r"}, storing=SimpleNamespace(forget=lambda ids: None)
+    )
+    results = made.get_transfer_results(set())
+    assert results.finished_recving == results.failed_recving == {"r"}
+    assert made.get_transfer_results(set()).failed_recving == set()
+    made.shutdown()
+
+
+def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
+    made = halves.Halves(config(daemon), cache_config(8), False, shared=False)
+    made.begin(halves.Step())
+    with pytest.raises(RuntimeError, match="promised"):
+        made.begin(halves.Step(1, [None]))
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("lmcache.integration.vllm.vllm_v1_adapter", ["LMCacheConnectorV1Impl"]),
+        ("lmcache.integration.vllm.lmcache_mp_connector", ["LMCacheMPConnector"]),
+        ("lmcache.integration.vllm.lmcache_connector_v1", ["LMCacheConnectorV1Dynamic"]),
+        (
+            "lmcache.integration.vllm.vllm_multi_process_adapter",
+            [
+                "LMCacheMPSchedulerAdapter",
+                "LMCacheMPWorkerAdapter",
+                "LoadStoreOp",
+                "ParallelStrategy",
+            ],
+        ),
+        ("lmcache.integration.vllm.utils", ["mla_enabled"]),
+        ("lmcache.utils", ["init_logger"]),
+        (
+            "lmcache.v1.multiprocess.custom_types",
+            ["RequestAllocationRecord", "BlockAllocationRecord"],
+        ),
+    ],
+)
+def test_names_that_vllm_imports_are_there(connector, monkeypatch, module, names):
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    found = importlib.import_module(module)
+    for name in names:
+        assert hasattr(found, name)
+    monkeypatch.delitem(sys.modules, module, raising=False)
