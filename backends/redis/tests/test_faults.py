@@ -187,7 +187,7 @@ def test_wrong_password_is_refused_at_the_start_and_a_miss_later(serve, tier, dr
 
 
 RIGHTS = (
-    "+strlen", "+get", "+getrange", "+set", "+unlink", "+scan", "+ping", "+info", "+select", "+cluster|slots",
+    "+strlen", "+get", "+getrange", "+set", "+unlink", "+scan", "+info", "+select", "+cluster|slots",
     "+asking",
 )  # fmt: skip
 
