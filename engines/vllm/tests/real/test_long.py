@@ -55,7 +55,7 @@ def test_twenty_prompts_about_texts_on_a_real_model(smollm2: Path, folder: Path)
     tokenizer = AutoTokenizer.from_pretrained(smollm2, local_files_only=True)
     pages = sorted(pydoc_data.topics.topics.items(), key=lambda page: len(page[1]))[-5:]
     prompts = [
-        tokenizer.encode(f"{text[:6000]}\n\nQuestion {number}: what is {name}?\nAnswer:")
+        tokenizer.encode(f"{text[:3000]}\n\nQuestion {number}: what is {name}?\nAnswer:")
         for name, text in pages
         for number in range(4)
     ]
