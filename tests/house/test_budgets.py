@@ -91,4 +91,6 @@ def test_no_file_is_longer_than_400_lines(root: Path) -> None:
 
 
 def test_no_file_is_called_utils(root: Path) -> None:
-    assert [file for file in sources(root) if "util" in file.stem] == []
+    named_by_engines = {"lmcache/utils.py", "lmcache/integration/vllm/utils.py"}
+    found = {file.relative_to(root).as_posix() for file in sources(root) if "util" in file.stem}
+    assert found <= named_by_engines

@@ -33,6 +33,7 @@ class Engine:
         depth: steps scheduled before the output of the first is looked at.
         budget: tokens per step.
         hooked: layers around which hooks are called.
+        most: tokens of an offer that are taken, as one of several connectors sees it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Engine:
         ranks=1,
         replicas=1,
         hooked=2,
+        most=None,
         **how,
     ):
         self.cache = cache_config(blocks)
@@ -62,7 +64,7 @@ class Engine:
             self.workers.append(halves.Halves(given, self.cache, False, shared=False))
             self.workers[-1].register_kv_caches(memory)
         self.worker, self.given = self.workers[0], config(daemon, **how)
-        self.replicas, self.hooked = replicas, hooked
+        self.replicas, self.hooked, self.most = replicas, hooked, most
         self.scheduler = halves.Halves(self.given, self.cache, True, shared=False)
         self.pool = Pool(blocks)
         self.budget, self.depth, self.salt = budget, depth, salt
@@ -172,6 +174,9 @@ class Engine:
                 continue
             again, _ = self.scheduler.matched(request, len(local) * BLOCK)
             assert again == external, "asked again, another answer"
+            if self.most is not None:
+                external = min(external, self.most)
+                waits = waits and external > 0
             assert external % BLOCK == 0
             known = len(local) * BLOCK + external
             assert known < request.num_tokens

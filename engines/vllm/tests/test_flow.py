@@ -235,6 +235,17 @@ def test_what_is_kept_is_announced_once_it_is_visible(make):
     assert engine.worker.events() == []
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("most", [0, 12])
+def test_less_than_was_offered_may_be_taken(make, most, background):
+    served(make(), PROMPT)
+    engine = make(most=most, async_load=background)
+    assert served(engine, PROMPT) == most
+    engine.most = None
+    engine.pool.reset()
+    assert served(engine, PROMPT) == 40
+
+
 @pytest.mark.parametrize("hooked", [1, 2])
 def test_layers_are_loaded_as_they_are_read_or_not_at_all(make, monkeypatch, hooked):
     served(make(ranks=2), PROMPT)

@@ -30,7 +30,12 @@ others = st.sampled_from(
         ("fail adopt",), ("fail dispatch",), ("fail reserve",), ("lose",), ("restart",),
     ]
 )  # fmt: skip
-SETTINGS = {"depth": st.integers(1, 2), "blocks": st.integers(16, 32), "budget": st.integers(3, 40)}
+SETTINGS = {
+    "depth": st.integers(1, 2),
+    "blocks": st.integers(16, 32),
+    "budget": st.integers(3, 40),
+    "most": st.sampled_from([None, None, 0, 8]),
+}
 
 
 class Faults:
