@@ -76,6 +76,7 @@ class BigtableBackend(BlockingBackend):
         return self._table
 
     def open_blocking(self) -> None:
+        self.close_blocking()  # of an attempt that failed
         self._table = Table(self.config)
         row = f"probe-{self.context.pid:x}-{self.context.random.getrandbits(64):016x}".encode()
         value = memoryview(self.context.random.randbytes(64 << 10))

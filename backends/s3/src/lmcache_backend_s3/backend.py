@@ -64,6 +64,7 @@ class ObjectBackend(BlockingBackend):
         self._opened: Bucket | None = None
         self._abilities = opening.Abilities(only_new=False)
         self._capacity: Capacity | None = None
+        self._counting = Call()
         self._current: ContextVar[Call] = ContextVar("call")
         self._calls: set[Call] = set()
         self.capabilities = Capabilities(
@@ -100,16 +101,19 @@ class ObjectBackend(BlockingBackend):
             await self.call("open", self._open, call)
 
     def _open(self, call: Call) -> None:
+        self.close_blocking()  # of an attempt that failed
         self._transport, bucket = self.make_bucket()
         self._abilities = opening.probe(bucket, self.config, self.context, call)
         self._opened = bucket
         if self.config.max_capacity is not None:
+            self._counting = counting = Call()
             self._capacity = Capacity(
-                self.config.max_capacity, lambda: self._count(Call())[0], self.context
+                self.config.max_capacity, lambda: self._count(counting)[0], self.context
             )
             self._capacity.take(0)
 
     def close_blocking(self) -> None:
+        self._counting.cut("closed")
         if self._transport is not None:
             self._transport.close()
 
