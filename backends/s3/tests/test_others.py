@@ -1,15 +1,20 @@
 """The other providers: the laws on Azure's emulator where it is installed (CI does not promise it), and what is sent."""
 
+import base64
+import dataclasses
+import datetime
+import hmac
 import itertools
 import json
 import re
+from urllib.parse import urlencode
 
 import pytest
 from lmcache_backend_s3 import AzBackend, GSBackend
 from lmcache_backend_s3.config import AzConfig, GSConfig, S3Config
 from lmcache_backend_s3.transport import Call
 
-from lmcache_core.spi import Secret, StoreStatus, Unavailable
+from lmcache_core.spi import ConfigError, Secret, StoreStatus, Unavailable
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.services import Serving, find_program, free_port, need_service
@@ -85,6 +90,54 @@ class TestAzure(BackendTests):
 
     def damage(self, key):
         self.poke(key, b"other")
+
+
+def account_signature():
+    """A shared access signature for everything in the emulator's account, for an hour."""
+    end = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).strftime(
+        "%Y-%m-%dT%H:%M:%SZ"
+    )
+    said = {
+        "sp": "rwdlc",
+        "ss": "b",
+        "srt": "sco",
+        "st": "",
+        "se": end,
+        "sip": "",
+        "spr": "",
+        "sv": "2021-08-06",
+        "ses": "",
+    }
+    text = "\n".join([ACCOUNT, *said.values(), ""])
+    digest = hmac.digest(base64.b64decode(KEY), text.encode(), "sha256")
+    return urlencode(
+        {k: v for k, v in said.items() if v} | {"sig": base64.b64encode(digest).decode()}
+    )
+
+
+def test_azure_takes_a_shared_access_signature_and_refuses_another(azurite, tier, drive):
+    config = azurite.config("sas")
+    with_sas = {"account_key": Secret("")}
+
+    async def main():
+        sas = account_signature()
+        async with tier(config, AzBackend, sas_token=Secret(sas), **with_sas) as rig:
+            await rig.keep(1)
+            assert (await rig.put(1)).status is StoreStatus.PRESENT
+            assert await rig.has(1)
+        wrong = (
+            {"sas_token": Secret(sas.replace("sig=", "sig=A")), **with_sas},
+            {"account_key": Secret(base64.b64encode(b"another key").decode())},
+        )
+        for options in wrong:
+            with pytest.raises(ConfigError, match="account key or signature is wrong"):
+                async with tier(config, AzBackend, **options):
+                    pass
+        with pytest.raises(ConfigError, match="no such container"):
+            async with tier(dataclasses.replace(config, url="az://another"), AzBackend):
+                pass
+
+    drive(main())
 
 
 def test_google_is_asked_in_its_own_words(moto, tier, drive, between_it):

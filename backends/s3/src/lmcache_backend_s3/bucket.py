@@ -30,6 +30,7 @@ HOPELESS = {
     "SignatureDoesNotMatch": "the secret key is wrong",
     "AuthenticationFailed": "the account key or signature is wrong",
     "InvalidAuthenticationInfo": "the account key or signature is wrong",
+    "AuthorizationFailure": "the account key or signature is wrong, or too little is allowed",
     "AuthorizationHeaderMalformed": "the region is wrong",
     "PermanentRedirect": "the region or endpoint is wrong",
     "IllegalLocationConstraintException": "the region is wrong",
