@@ -117,6 +117,27 @@ def test_leaving_one_call_disturbs_no_other(serve, tier, drive):
     drive(main())
 
 
+def test_of_two_that_store_at_once_one_is_told_that_it_is_there(serve, tier, drive):
+    server = serve()
+
+    async def main():
+        async with tier(server.url, timeout=5.0) as first, tier(server.url, timeout=5.0) as second:
+            server.suspend()  # both ask whether it is there before either has stored
+            values = first.value(1, 5000), first.value(2, 5000)
+            stores = [
+                asyncio.ensure_future(rig.backend.store([Store(rig.key(1), (memoryview(value),))]))
+                for rig, value in zip((first, second), values, strict=True)
+            ]
+            await asyncio.sleep(0.1)
+            server.resume()
+            said = [(await one)[0].status for one in stores]
+            assert sorted(one.value for one in said) == ["present", "stored"]
+            _, kept = await first.get(1)
+            assert kept == values[said.index(StoreStatus.STORED)]
+
+    drive(main())
+
+
 def test_connections_that_the_server_closed_meanwhile_are_made_anew(serve, tier, drive):
     server = serve()
 

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmcache_backend_redis import RedisBackend, ValkeyBackend
 from lmcache_backend_redis.config import RedisConfig, target_of
+from lmcache_backend_redis.moving import LOADING
 from lmcache_backend_redis.resp import Broken, Link, Said
 
 from lmcache_core.config import load
 from lmcache_core.spi import (
     BufferTooSmall,
     ConfigError,
+    Key,
     Load,
     LoadStatus,
     Secret,
@@ -207,6 +209,18 @@ def test_values_cross_the_edge_of_the_reading_buffer():
         link.discard(nbytes)
         assert link.bulk() == nbytes
         link.fill([memoryview(bytearray(nbytes))])
+        assert link.reply() == b"OK"
+        link.close()
+
+
+def test_part_that_shrank_between_two_replies_is_a_miss():
+    for said, status in (
+        (b":10\r\n$3\r\nabc\r\n", LoadStatus.MISSED),
+        (b":10\r\n$5\r\nabcde\r\n", LoadStatus.FILLED),
+    ):
+        link, buffer = scripted(said + b"+OK\r\n"), bytearray(9)
+        load = Load(Key(bytes(32), bytes(32)), (memoryview(buffer),), 2, 5)
+        assert LOADING.read(link, load).status is status
         assert link.reply() == b"OK"
         link.close()
 
