@@ -60,9 +60,13 @@ def test_an_adapter_is_known_by_its_content(tmp_path):
         lora("missing")
 
 
-def test_embeddings_have_no_name():
+def test_embeddings_and_changing_sessions_have_no_name():
     with pytest.raises(Unkeyable, match="embeddings"):
         digests(prompt_embeds=object())
+    request = Request("r", [1], 1)
+    request.resumable = True
+    with pytest.raises(Unkeyable, match="session"):
+        wishes(request, EngineConfig(), {})
 
 
 def test_weights_that_are_not_on_disk_are_refused():
@@ -76,3 +80,43 @@ def test_another_lmcache_in_the_environment_is_refused(monkeypatch):
     monkeypatch.setattr(settings, "distributions", lambda name: found)
     with pytest.raises(ConfigError, match="pip uninstall -y lmcache"):
         settings.refuse_others()
+
+
+def written(**extra):
+    transfer = SimpleNamespace(
+        kv_connector_extra_config=extra, engine_id="e", is_kv_consumer=True, is_kv_producer=False
+    )
+    cache = SimpleNamespace(kv_offloading_size=8.0, kv_offloading_backend="lmcache")
+    parallel = SimpleNamespace(world_size=2)
+    given = SimpleNamespace(
+        kv_transfer_config=transfer, cache_config=cache, parallel_config=parallel
+    )
+    return settings.read(given, shared=True)
+
+
+def test_size_of_offloading_is_that_of_a_private_daemon():
+    found = written()
+    assert not found.shared
+    assert found.extra["lmcache.max_local_cpu_size"] == 4.0  # per worker
+
+
+def test_a_named_daemon_is_used_whatever_the_size():
+    found = written(
+        **{"lmcache.mp.host": "tcp://cache", "lmcache.mp.port": 7, "lmcache.mp.mq_timeout": 3}
+    )
+    assert found.shared
+    assert found.extra["lmcache.daemon.host"] == "tcp://cache"
+    assert found.extra["lmcache.daemon.port"] == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("lmcache.mp.hots", "x", "did you mean lmcache.mp.host"),
+        ("lmcache.canary", 2, "a share from 0 to 1"),
+        ("skip_last_n_tokens", "many", "a number of tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(key, value, said):
+    with pytest.raises(ConfigError, match=said):
+        written(**{key: value})

@@ -125,6 +125,8 @@ def wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManage
     """
     if getattr(request, "prompt_embeds", None) is not None:
         raise Unkeyable("prompt embeddings")
+    if getattr(request, "resumable", False):
+        raise Unkeyable("a session whose tokens may be replaced")
     params = getattr(request, "kv_transfer_params", None) or {}
     given = {k.removeprefix(TAG): str(v) for k, v in params.items() if k.startswith(TAG)}
     extras = [_media(feature) for feature in getattr(request, "mm_features", None) or ()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import distributions
 from typing import Any
 
@@ -17,6 +18,12 @@ from lmcache_core.wire.client import DaemonClient
 LOG = logging.getLogger("lmcache.vllm")
 MP = "lmcache.mp."
 MP_KNOWN = {"host": "daemon.host", "port": "daemon.port", "mp_transfer_mode": "daemon.transfer"}
+MP_SETTLED = {
+    "mq_timeout", "heartbeat_interval", "nonblocking_lookup_status", "isolated_ipc", "use_vmm_api",
+    "hash_algorithm", "eager_prefetch", "lazy_offload", "autostart", "autostart.server_args",
+    "autostart.wait_timeout",
+}  # fmt: skip
+"""Keys of other releases for what is settled here without a switch."""
 OWN = {"skip_last_n_tokens", "save_decode_cache", "discard_partial_chunks", "canary", "async_load"}
 """Keys of ``lmcache.NAME`` that only this connector reads; the rest are the cache's own."""
 
@@ -68,7 +75,13 @@ def read(config: Any, *, shared: bool, waits: bool = True) -> Settings:
         if name in mp:
             extra[f"lmcache.{key}"] = mp[name]
     if own["save_decode_cache"] is None:
-        own["save_decode_cache"] = mp.get("save_decode_cache")
+        own["save_decode_cache"] = mp.pop("save_decode_cache", None)
+    for name in sorted(mp.keys() - MP_KNOWN.keys()):
+        if name not in MP_SETTLED:
+            near = get_close_matches(name, [*MP_KNOWN, *MP_SETTLED], 1)
+            known = f"did you mean {MP}{near[0]}?" if near else f"known: {', '.join(MP_KNOWN)}"
+            raise ConfigError(f"{MP}{name}: unknown key; {known}")
+        LOG.warning("%s%s has no effect: it is settled without a switch", MP, name)
     if own["save_decode_cache"] is not None:
         extra["lmcache.save_decode_cache"] = own["save_decode_cache"]
     workers = config.parallel_config.world_size
