@@ -8,7 +8,7 @@ per object, the same size, count, number of threads and ``direct=1``; it reads t
 with one fdatasync per file for ``ordered`` and ``durable``. ``durable`` also syncs the folder of each new name; fio
 does not rename and does not. A *ratio* is the median over laps of ours / fio, the two taking turns. ``--peer``
 names a command that runs LMCache 0.5.6; its ``bench l2`` then takes its turn too (it neither verifies nor syncs; ours
-is shown both ways). Takes 35 GB while it runs. ``--long`` also scans a million values. Exit status 1: a bar was missed.
+is shown both ways). Takes 35 GB while it runs, 55 with a peer. ``--long`` also scans a million values. Exit status 1: a bar was missed.
 """
 
 from __future__ import annotations
