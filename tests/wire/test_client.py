@@ -163,9 +163,9 @@ def test_stopped_daemon_costs_no_call_more_than_its_deadline(tmp_path):
         assert max(spent) < 0.35
         assert sum(spent) < 1.6  # after a wait it is left alone for a while
         daemon.send(signal.SIGCONT)
-        loaded = wait_for(lambda: (found := client.load([key(1)], None)).leases and found, 3)
+        loaded = wait_for(lambda: (found := client.load([key(1)], None)).leases and found, 10)
         client.release(loaded.leases)
-        wait_for(lambda: describe(client)["memory"]["leased"] == 0, 3, "the end of late leases")
+        wait_for(lambda: describe(client)["memory"]["leased"] == 0, 10, "the end of late leases")
         assert all(not each["leases"] for each in describe(client)["clients"])
         client.close()
 
