@@ -2,6 +2,11 @@
 # Debian packages that CI promises; asks the package lists only when something is missing.
 set -euo pipefail
 
+# One lost packet is no reason to stop.
+mkdir -p .lmcache-work
+echo 'Acquire::Retries "5";' >.lmcache-work/apt.conf
+export APT_CONFIG=$PWD/.lmcache-work/apt.conf
+
 python_version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 missing=()
 for pair in make:make c++:g++ git:git fio:fio ps:procps; do
