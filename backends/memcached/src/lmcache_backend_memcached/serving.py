@@ -1,6 +1,8 @@
 """A server of one's own, on a unix socket: for tests and ``lmcache plugins verify``."""
 
+import atexit
 import functools
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -50,4 +52,6 @@ def shared_server() -> MemcachedServer:
     program = find_program("memcached")
     if program is None:
         raise Unsupported(f"no memcached here; {START}")
-    return MemcachedServer(program, Path(tempfile.mkdtemp(prefix="lmcache-memcached-"))).start()
+    folder = tempfile.mkdtemp(prefix="lmcache-memcached-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return MemcachedServer(program, Path(folder)).start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -87,7 +89,7 @@ def shared_server(names: Sequence[str], /) -> RedisServer:
     """
     for name in names:
         if (program := find_server(name)) is not None:
-            server = RedisServer(program, Path(tempfile.mkdtemp(prefix="lmcache-redis-")))
-            server.start()
-            return server
+            folder = tempfile.mkdtemp(prefix="lmcache-redis-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            return RedisServer(program, Path(folder)).start()
     raise Unsupported(f"no {' or '.join(names)} here; {START}")
