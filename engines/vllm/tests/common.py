@@ -1,6 +1,8 @@
 """What the tests on engines without a model share."""
 
-from engines.vllm.tests.stand_ins import next_token
+from engines.vllm.tests.stand_ins import CHUNK, next_token
+from lmcache_core.identity import Chain
+from lmcache_core.spi import Key
 from lmcache_core.wire import records, replies
 from tests.wire.daemons import describe, wait_for
 
@@ -40,3 +42,10 @@ def lose_leases(planted, worker):
     client = worker.client
     adopt = client.adopt
     planted.setattr(client, "adopt", lambda handle: client.release(adopt(handle)))
+
+
+def keys(engine):
+    """Under which an engine keeps the prompt."""
+    names = engine.scheduler.scheduler.names
+    chain = Chain(names.root, CHUNK)
+    return [Key(names.space, digest) for digest in chain.extend(PROMPT)]

@@ -153,7 +153,7 @@ class Engine:
             scheduled[id], before[id] = new, request.num_computed_tokens
             left -= new
         fresh, resumed = [], []
-        for id in list(self.waiting):
+        for id in sorted(self.waiting, key=lambda id: not self.requests[id].num_computed_tokens):
             if left <= 0:
                 break
             request = self.requests[id]
@@ -181,6 +181,8 @@ class Engine:
             known = len(local) * BLOCK + external
             assert known < request.num_tokens
             new = 0 if waits else min(request.num_tokens - known, left)
+            if waits and not self._fits(request):
+                break
             for block in local:
                 self.pool.touch(block)
             request.table = list(local)
@@ -254,6 +256,12 @@ class Engine:
                 break
             found.append(block)
         return found
+
+    def _fits(self, request):
+        """Whether all of a request has room beside those whose blocks are bound to a load."""
+        bound = [each for each in self.requests.values() if each.state != "running" and each.table]
+        need = [-(-len(each.whole) // BLOCK) - len(each.table) for each in (*bound, request)]
+        return sum(need) <= len(self.pool.free)
 
     def _grow(self, request, tokens):
         need = -(-tokens // BLOCK) - len(request.table)

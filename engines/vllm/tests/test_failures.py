@@ -2,10 +2,7 @@
 
 import pytest
 
-from engines.vllm.tests.common import PROMPT, lose_leases, served
-from engines.vllm.tests.stand_ins import CHUNK
-from lmcache_core.identity import Chain
-from lmcache_core.spi import Key
+from engines.vllm.tests.common import PROMPT, keys, lose_leases, served
 from tests.wire.daemons import wait_for
 
 
@@ -50,7 +47,7 @@ def test_nothing_that_rests_on_a_failed_load_is_kept(make, monkeypatch):
 def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
     engine = make(verify_hot="always")
     served(engine, PROMPT)
-    leases = engine.scheduler.client.load(_keys(engine), None).leases
+    leases = engine.scheduler.client.load(keys(engine), None).leases
     leases.home.view(leases[2].extent)[-1] ^= 1
     engine.scheduler.client.release(leases)
     engine.pool.reset()
@@ -69,7 +66,7 @@ def test_canary_finds_a_hit_that_is_not_what_is_computed(make):
     counted = engine.worker.tally.take()
     assert counted["lmcache_canary_tokens_total"] == 40
     assert "lmcache_canary_differing_tokens_total" not in counted
-    leases = engine.scheduler.client.load(_keys(engine), None).leases
+    leases = engine.scheduler.client.load(keys(engine), None).leases
     leases.home.view(leases[2].extent)[-1] ^= 1
     engine.scheduler.client.release(leases)
     engine.pool.reset()
@@ -78,12 +75,6 @@ def test_canary_finds_a_hit_that_is_not_what_is_computed(make):
     assert engine.worker.worker.poisoned
     forget_canary = make()
     assert served(forget_canary, PROMPT[:16]) == 12
-
-
-def _keys(engine):
-    names = engine.scheduler.scheduler.names
-    chain = Chain(names.root, CHUNK)
-    return [Key(names.space, digest) for digest in chain.extend(PROMPT)]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

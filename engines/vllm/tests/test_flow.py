@@ -5,7 +5,7 @@ import time
 import pytest
 from lmcache_engine_vllm import scheduler
 
-from engines.vllm.tests.common import PROMPT, forget, lose_leases, served, settled
+from engines.vllm.tests.common import PROMPT, forget, keys, lose_leases, served, settled
 from engines.vllm.tests.fake import Engine
 from engines.vllm.tests.stand_ins import next_token
 from lmcache_core.wire.client import DaemonClient
@@ -107,6 +107,8 @@ def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch)
         id = engine.add(PROMPT)
         asked = engine.scheduler.scheduler
         wait_for(asked.names.ready)
+        found = engine.scheduler.client.lookup
+        wait_for(lambda: found(keys(engine)).leading == 5)  # the tier knows its own again
         began = time.monotonic()
         said = [engine.scheduler.matched(engine.requests[id], 0)[0]]
         wait_for(lambda: said.append(asked.matched(engine.requests[id], 0)) or said[-1])
