@@ -196,3 +196,15 @@ def test_leases_dispatched_while_a_rank_is_away_end_when_it_has_read(daemon):
     wait_for(lambda: describe(scheduler)["memory"]["leased"] == 0, 2)
     rank.close()
     scheduler.close()
+
+
+def test_a_rank_that_asks_twice_for_one_chunk_fills_it_once(daemon, ranks):
+    for rank, client in enumerate(ranks):
+        register(client, rank)
+    wants = [(key(12), WHOLE)] * 2
+    held = [client.reserve(wants, None, engine="e", turn=1) for client in ranks]
+    assert [answers[1] for answers in held] == [Refusal.PENDING] * 2
+    for rank, client in enumerate(ranks):
+        assert client.commit_parts([held[rank][0]], [half(client, held[rank][0], rank)]) == [True]
+    assert ranks[0].lookup([key(12)]).leading == 1
+    assert describe(ranks[0])["memory"]["reserved"] == 0

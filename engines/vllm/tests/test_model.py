@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from engines.vllm.tests.common import settled
@@ -71,6 +71,11 @@ class Faults:
 @settings(
     max_examples=SCHEDULES, phases=[Phase.explicit, Phase.generate]
 )  # shrinking takes minutes
+@example(
+    how={"budget": 21, "most": None, "depth": 2, "blocks": 23}, save_decode=True, background=False,
+    layerwise=False, ranks=2,
+    history=[("add", 0, 33, 1, 2, "", None), ("add", 0, 33, 1, 2, "", None), ("own",)],
+)  # fmt: skip
 @given(
     how=st.fixed_dictionaries(SETTINGS),
     save_decode=st.booleans(),

@@ -138,6 +138,7 @@ class Joint:
         self.manager = manager
         self.held: Held
         self.writers: set[Session] = set()
+        self.joined: set[Session] = set()
         self.dead = False
         spec, _ = engine.specs[key.group]
         self._digests: list[bytes] = [b""] * len(spec.segments)
@@ -145,6 +146,7 @@ class Joint:
 
     def join(self, session: Session) -> None:
         self.writers.add(session)
+        self.joined.add(session)
 
     def fill(self, session: Session, digests: bytes, ttl: float | None) -> bool:
         """A rank has filled its segments; False when the chunk is dead.

@@ -212,6 +212,8 @@ def _joint(
         old.drop()
     for (key, nbytes), first in zip(wants, firsts, strict=True):
         joint = engine.joint(key, ask.turn)
+        if joint is not None and not isinstance(joint, Refusal) and session in joint.joined:
+            joint = Refusal.PENDING  # a rank fills its part once
         if isinstance(joint, Refusal):
             answers.append(joint)
             continue

@@ -68,6 +68,10 @@ class Storing:
             for group in range(len(self.kept))
             if self._there(group, store.tables, store.first + at * size)
         ]
+        once: dict[Key, tuple[Store, int, Key]] = {}
+        for want in wants:  # two requests of one step may bring the same chunk
+            once.setdefault(want[2], want)
+        wants = [*once.values()]
         with self.breaker.watch(self.client):
             answers = self.client.reserve(
                 [(key, self._room(key, tags) + self.kept[key.group].form.nbytes) for _, _, key in wants], None,
