@@ -43,14 +43,18 @@ def registry(**options: object) -> Registry:
     return Registry(**settings)  # type: ignore[arg-type]  # passed on by name
 
 
+def missing(version: str) -> Registry:
+    return registry(version=version, find=lambda: ())
+
+
 def test_missing_in_a_checkout() -> None:
-    assert message(registry(version="2026.11.0+tree"), "backends", "redis", PluginNotFound) == (
+    assert message(missing("2026.11.0+tree"), "backends", "redis", PluginNotFound) == (
         "backend 'redis' is not installed; pip install -c constraints.txt -e '.[redis]'"
     )
 
 
 def test_missing_when_installed_from_an_index() -> None:
-    assert message(registry(version="2026.11.0"), "backends", "redis", PluginNotFound) == (
+    assert message(missing("2026.11.0"), "backends", "redis", PluginNotFound) == (
         "backend 'redis' is not installed; pip install 'lmcache[redis]'"
     )
 
@@ -61,7 +65,7 @@ def test_missing_and_nothing_like_it() -> None:
 
 
 def test_misspelt_but_installable() -> None:
-    found = message(registry(version="1+tree"), "backends", "rediss", PluginNotFound)
+    found = message(missing("1+tree"), "backends", "rediss", PluginNotFound)
     assert found == (
         "no backend 'rediss'; did you mean 'redis' (pip install -c constraints.txt -e '.[redis]')?"
     )
