@@ -54,3 +54,24 @@ def x12_encode(source: Buffer, into: Buffer, planes: int) -> int: ...
 def x12_decode(source: Buffer, into: Buffer, planes: int) -> bool: ...
 def xr_encode(source: Buffer, into: Buffer, planes: int, item: int, channels: int) -> int: ...
 def xr_decode(source: Buffer, into: Buffer, planes: int, item: int, channels: int) -> bool: ...
+def quant_nbytes(code: int, tokens: int, heads: int, dim: int, group: int) -> int: ...
+def quant_encode(
+    code: int,
+    element: int,
+    source: Buffer,
+    into: Buffer,
+    tokens: int,
+    heads: int,
+    dim: int,
+    group: int,
+) -> bool: ...
+def quant_decode(
+    code: int,
+    element: int,
+    source: Buffer,
+    into: Buffer,
+    tokens: int,
+    heads: int,
+    dim: int,
+    group: int,
+) -> None: ...
