@@ -25,7 +25,7 @@ demo: setup  ## a real model answers from its cache: cold, from memory, after a 
 	    $(if $(SERDE),--serde '$(SERDE)') $(if $(TIER),--tier '$(TIER)')
 
 test: setup  ## every test; needs neither root nor a service started by hand
-	@$(STAGE) tests 420 -- $(PY) -m pytest -q -o cache_dir=$(WORK)/pytest $(PYTEST_ARGS)
+	@$(STAGE) tests 600 -- $(PY) -m pytest -q -o cache_dir=$(WORK)/pytest $(PYTEST_ARGS)
 
 test-vllm:  ## the connector in a real vLLM, in an environment of its own (2.4 GB, outside the tree)
 	@$(PYTHON) .ci/stage.py vllm 480 -- $(PYTHON) .ci/vllm_env.py test $(PYTEST_ARGS)
