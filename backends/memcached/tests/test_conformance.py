@@ -98,7 +98,8 @@ def test_server_that_dies_or_hangs_is_unavailable_and_found_again(tmp_path):
                 assert asyncio.get_running_loop().time() - began < 2
                 mend()
                 await backend.delete([KEY])
-                assert (await store()).status is StoreStatus.STORED
+                # what was sent to a hanging server may arrive after the deletion
+                assert (await store()).status in (StoreStatus.STORED, StoreStatus.PRESENT)
                 assert (await backend.lookup([KEY]))[0].nbytes == 5000
             await backend.aclose()
 
