@@ -156,7 +156,7 @@ def test_only_entry_points_are_read_of_sixty_distributions_and_quickly(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         best = min(best, float(done.stdout))
-    assert best <= 0.05
+    assert best <= 0.15  # 0.02 to 0.03 where nothing else runs
 
 
 def test_the_second_question_reads_nothing(make_dist: MakeDist) -> None:
