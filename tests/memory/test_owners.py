@@ -166,7 +166,7 @@ def test_one_of_two_readers_leaving_takes_nothing_from_the_other(pool: Pool) -> 
 
 
 def test_end_of_lease_and_end_of_owner_in_any_order_release_once(pool: Pool) -> None:
-    """LMCache#2559, #1130, sglang#40360: double release, order of the hooks."""
+    """LMCache#2559, LMCache#1130, sglang#40360: double release, order of the hooks."""
     put(pool, keys(0, 3))
     for order in range(4):
         batch = pool.lease(keys(0, 3), "r")

@@ -116,7 +116,7 @@ def test_reservation_is_invisible_until_commit_and_only_one_may_write(pool: Pool
 
 
 def test_aborted_write_is_never_seen_and_the_key_is_writable_again(pool: Pool) -> None:
-    """LMCache#5032 and #3391: a failed write goes straight to removed."""
+    """LMCache#5032 and LMCache#3391: a failed write goes straight to removed."""
     first = held(pool.reserve([(key(1), PAGE)], "a")[0])
     pool.abort(first)
     pool.abort(first)
