@@ -31,6 +31,7 @@ def test_a_process_ends_while_helpers_sleep() -> None:
 
 
 def test_a_process_ends_while_helpers_work() -> None:
+    """Seen in LMCache#265."""
     run(
         "work = lambda: [ops.copy(bytearray(len(data)), data, threads=3) for _ in range(1000)]\n"
         "threading.Thread(target=work, daemon=True).start()\n"
@@ -49,6 +50,7 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
 
 
 def test_other_threads_run_during_a_large_call() -> None:
+    """Seen in dynamo#3747."""
     run(
         "seen, started, big = [], threading.Event(), bytes(256 << 20)\n"
         "def call():\n"

@@ -38,6 +38,7 @@ class CapabilityLaws(BackendHarness):
 
     @backend_law("B12")
     async def test_undeclared_verb_is_unsupported(self, store: AbstractBackend) -> None:
+        """Seen in LMCache#1179, LMCache#1514."""
         can, key = store.capabilities, self.key(0)
         calls: dict[str, Awaitable[object]] = {
             "scan": store.scan(),
@@ -117,6 +118,7 @@ class CapabilityLaws(BackendHarness):
 
     @backend_law("B12", needs="usage")
     async def test_usage_follows_what_is_stored(self, store: AbstractBackend) -> None:
+        """Seen in LMCache#4974."""
         before = await store.usage()
         await self.put(store, 0)
         await self.put(store, 1)

@@ -68,6 +68,7 @@ class DataLaws(BackendHarness):
 
     @backend_law("B2")
     async def test_empty_value_is_not_absent(self, store: AbstractBackend) -> None:
+        """Seen in LMCache#497."""
         (stored,) = await store.store([Store(self.key(0), (memoryview(b""),))])
         if stored.status is StoreStatus.REFUSED:
             raise SkipTest(f"refuses empty values: {stored.reason}")
@@ -86,6 +87,7 @@ class DataLaws(BackendHarness):
 
     @backend_law("B3")
     async def test_fault_of_one_item_is_its_own_result(self, store: AbstractBackend) -> None:
+        """Seen in dynamo#15079."""
         for number in range(3):
             await self.put(store, number)
         buffers = [memoryview(bytearray(room)) for room in (999, 10, 999)]
@@ -166,6 +168,7 @@ class DataLaws(BackendHarness):
 
     @backend_law("B6")
     async def test_value_is_never_seen_half_written(self, store: AbstractBackend) -> None:
+        """Seen in LMCache#4991."""
         nbytes = self.sizes(store, (256 << 10) + 1, 999)[0]
         value = self.value(0, nbytes)
         batch = [Store(self.key(0), (memoryview(value),))]
@@ -218,6 +221,7 @@ class DataLaws(BackendHarness):
 
     @backend_law("B7")
     async def test_load_writes_exactly_the_value(self, store: AbstractBackend) -> None:
+        """Seen in LMCache/LMCache-Ascend#270."""
         for number, nbytes in enumerate(self.sizes(store, 1, 255, 4096, 65537, (1 << 20) + 17)):
             value = await self.put(store, number, nbytes)
             buffer = bytearray([POISON]) * (nbytes + 64)

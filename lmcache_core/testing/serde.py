@@ -103,6 +103,7 @@ class SerdeTests(ABC):
 
     @serde_law("S1")
     def test_decode_gives_back_what_was_encoded(self) -> None:
+        """Seen in LMCache#4118."""
         lossless = self.make_serde().lossless
         for spec, payload in self.samples():
             after = self.decoded(spec, self.encoded(spec, payload))
@@ -130,6 +131,7 @@ class SerdeTests(ABC):
 
     @serde_law("S2")
     def test_other_forms_are_encoded_or_declined(self) -> None:
+        """Seen in LMCache#4064."""
         forms = [kv_spec(dtype=dtype) for dtype in ("float16", "float32")]
         segment = SegmentSpec(0, 0, 0, 999)
         forms.append(KVSpec("uint8", 16, 1, 0, 0, Interior.PAGE, (segment,)))

@@ -108,12 +108,14 @@ def test_daemonize_returns_when_it_serves(tmp_path):
 
 
 def test_pool_larger_than_the_machine_is_refused_with_what_fits():
+    """Seen in LMCache#5127."""
     done = run("--port", "0", "--l1-size-gb", "99999")
     assert done.returncode == 2
     assert re.search(r"the largest size that fits is \d+MiB", done.stderr)
 
 
 def test_pool_of_most_of_the_memory_serves_within_two_seconds(tmp_path):
+    """Seen in LMCache#792."""
     available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1])
     size = available * 3 / 4 / 2**20
     begun = time.monotonic()

@@ -40,6 +40,8 @@ async def fill(manager, *numbers, nbytes=1 << 20):
 
 
 def test_a_pinned_value_survives_an_eviction_storm_and_others_do_not(world):
+    """Seen in LMCache#1388."""
+
     async def scene(manager, pins, clock):
         await fill(manager, 1, 2)
         count, nbytes = await pins.pin([key(1)], 60, deadline=None)

@@ -84,6 +84,7 @@ def test_values(data: dict[str, Any], field: str, value: object) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(data: dict[str, Any], message: str) -> None:
+    """Seen in LMCache#447, LMCache#2854."""
     with pytest.raises(ConfigError) as caught:
         bound(data)
     assert str(caught.value) == message

@@ -69,6 +69,7 @@ def test_a_name_without_effect_is_noted_with_the_reason(tmp_path: Path, row: Any
     "row", [row for row in NAMES if row.effect is Effect.REFUSED], ids=lambda row: row.key
 )
 def test_a_refused_name_says_why_and_may_be_off(tmp_path: Path, row: Any) -> None:
+    """Seen in LMCache#2951."""
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"{row.key}: something")
     assert str(caught.value) == f"{tmp_path}/kv.yaml:1: {row.key}: not supported: {row.why}"
@@ -96,6 +97,7 @@ def test_a_name_that_another_part_reads_is_left_alone(row: Any) -> None:
     ],
 )
 def test_renamed_keys_of_the_engine(tmp_path: Path, written: str, key: str, value: object) -> None:
+    """Seen in vllm#22532."""
     assert getattr(read(tmp_path, written).config.engine, key) == value
 
 

@@ -19,6 +19,7 @@ def source_of(effective: Effective, path: str) -> str:
 
 
 def test_each_later_source_wins_key_by_key(tmp_path: Path) -> None:
+    """Seen in LMCache#1572."""
     text = "chunk_size: 1\nmin_store_tokens: 1\nsave_partial: true\nexact: true\n"
     effective = read(
         tmp_path,
@@ -87,6 +88,7 @@ def engine_samples() -> list[tuple[str, str, Any]]:
 def test_every_key_of_the_engine_has_an_environment_form(
     key: str, written: str, expected: Any
 ) -> None:
+    """Seen in LMCache#257."""
     effective = load(env={f"LMCACHE_{key.upper()}": written}, registry=registry())
     value = getattr(effective.config.engine, key)
     if key == "key_managers":
@@ -208,6 +210,7 @@ def test_the_default_tier_can_be_changed_too() -> None:
     ],
 )
 def test_the_source_of_a_mistake_is_named(sources: Any, message: str) -> None:
+    """Seen in LMCache#447."""
     with pytest.raises(ConfigError) as caught:
         load(**{"env": {}, "registry": registry(), **sources})
     assert str(caught.value).startswith(message)
@@ -215,6 +218,7 @@ def test_the_source_of_a_mistake_is_named(sources: Any, message: str) -> None:
 
 
 def test_names_that_other_parts_or_the_platform_put_there_are_left_alone() -> None:
+    """Seen in dynamo#2079."""
     env = {
         "LMCACHE_PLUGINS": "cpu",
         "LMCACHE_TEST_SERVICES": "redis",

@@ -40,6 +40,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_nothing_configured_is_memory_of_a_modest_size(tmp_path: Path) -> None:
+    """Seen in LMCache#283."""
     (tier,) = read(tmp_path, "").config.tiers
     assert (tier.plugin, tier.size) == ("cpu", 5 * 2**30)
 

@@ -65,6 +65,7 @@ def test_references_and_plain_yaml(text: str, expected: object) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_one_line(text: str, message: str) -> None:
+    """Seen in LMCache#1735."""
     with pytest.raises(ConfigError) as caught:
         plain(text)
     assert str(caught.value) == message

@@ -24,6 +24,7 @@ def plain() -> Iterator[World]:
 
 
 def test_full_chunks_are_kept_and_offered(plain: World) -> None:
+    """Seen in LMCache/LMCache-Ascend#270."""
     engine = plain.engine()
     assert engine.lookup(PROMPT) == 0
     assert plain.fill(engine, PROMPT) == Saved(16, 0)
@@ -33,6 +34,7 @@ def test_full_chunks_are_kept_and_offered(plain: World) -> None:
 
 
 def test_one_token_is_left_to_compute(plain: World) -> None:
+    """Seen in LMCache#3322."""
     engine = plain.engine()
     plain.fill(engine, PROMPT[:16])
     assert engine.lookup(PROMPT[:16]) == 15
@@ -50,6 +52,7 @@ def test_one_changed_token_ends_the_prefix_at_its_chunk(plain: World) -> None:
 
 
 def test_asking_again_gives_the_same_answer_whatever_happens_meanwhile(plain: World) -> None:
+    """Seen in LMCache#2106, LMCache#2091, LMCache#1438."""
     engine = plain.engine()
     plain.fill(engine, PROMPT[:16])
     request = engine.request("a", PROMPT[:16])
@@ -67,6 +70,7 @@ def test_asking_again_gives_the_same_answer_whatever_happens_meanwhile(plain: Wo
 
 
 def test_what_the_engine_has_by_itself_may_end_anywhere(plain: World) -> None:
+    """Seen in LMCache#2206, LMCache#2158."""
     engine = plain.engine()
     plain.fill(engine, PROMPT)
     for local in range(18):
@@ -82,6 +86,7 @@ def test_what_the_engine_has_by_itself_may_end_anywhere(plain: World) -> None:
 
 
 def test_every_call_is_legal_in_every_state(plain: World) -> None:
+    """Seen in LMCache#2158, LMCache#3685."""
     engine = plain.engine()
     plain.fill(engine, PROMPT)
     request = engine.request("a", PROMPT)
@@ -150,6 +155,7 @@ def test_the_tail_is_kept_where_the_option_says_so() -> None:
 
 
 def test_a_state_is_offered_at_the_end_of_a_chunk_only() -> None:
+    """Seen in ml-explore/mlx-lm#980."""
     with world(POINT) as made:
         engine = made.engine()
         made.fill(engine, PROMPT[:16])
@@ -158,6 +164,7 @@ def test_a_state_is_offered_at_the_end_of_a_chunk_only() -> None:
 
 
 def test_a_window_that_has_passed_costs_only_what_is_in_it() -> None:
+    """Seen in ml-explore/mlx-lm#980."""
     with world(WINDOW) as made:
         engine = made.engine()
         memory = made.memory(16)
@@ -173,6 +180,7 @@ def test_a_window_that_has_passed_costs_only_what_is_in_it() -> None:
 
 @pytest.mark.parametrize("groups", [ALL, TWO])
 def test_nothing_is_kept_behind_a_gap(groups: tuple[Group, ...]) -> None:
+    """Seen in LMCache#2029, vllm#26329."""
     with world(groups) as made:
         engine = made.engine()
         memory = made.memory(16)
@@ -210,6 +218,7 @@ def test_a_gap_in_what_is_found_gives_its_leases_back() -> None:
 
 
 def test_tenants_share_nothing(plain: World) -> None:
+    """Seen in sglang#37160."""
     engine = plain.engine()
     plain.fill(engine, PROMPT, tenant="a")
     assert plain.reuse(engine, PROMPT) == 0
@@ -345,6 +354,7 @@ def test_time_in_the_caches_own_code_is_measured(plain: World) -> None:
 
 @pytest.mark.parametrize("groups", [ALL, TWO, WINDOW, POINT])
 def test_a_full_memory_keeps_the_longest_prefix_that_fits(groups) -> None:
+    """Seen in LMCache#2106."""
     with world(groups, frames=5 * len(groups)) as made:
         engine = made.engine()
         saved = made.fill(engine, list(range(60)))

@@ -163,6 +163,7 @@ def test_a_lock_excludes_until_its_descriptor_is_closed(place):
 
 
 def test_direct_transfers_must_be_aligned(place):
+    """Seen in dynamo#4508."""
     files, folder = place
     path = f"{folder}/a"
     write(files, path, bytes(8192))

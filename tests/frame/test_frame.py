@@ -74,6 +74,7 @@ def test_a_header_says_what_was_sealed(
     interior: Interior, chain: tuple[str, ...], tags: tuple[str, ...], stored: list[int], known: bool,
     approximate: bool, first: int,
 ) -> None:  # fmt: skip
+    """Seen in jjang-ai/vmlx#18."""
     tokens, heads, head_dim, created = numbers
     form = spec(
         *sizes, dtype=dtype, tokens=tokens, planes=planes, heads=heads, head_dim=head_dim,

@@ -54,6 +54,7 @@ def test_links_fragments_and_numbers_are_right() -> None:
 
 
 def test_generated_pages_are_up_to_date() -> None:
+    """Seen in LMCache#1437."""
     stale = [
         path for path, (_, text) in docs.PAGES.items() if (docs.ROOT / path).read_text() != text()
     ]
@@ -66,6 +67,7 @@ def test_there_is_an_example_of_a_configuration() -> None:
 
 @pytest.mark.parametrize("block", of("yaml"), ids=lambda block: block.where)
 def test_a_configuration_is_read_by_the_real_loader(block: Block, tmp_path: Path) -> None:
+    """Seen in vllm#22532, LMCache#1735."""
     file = tmp_path / "lmcache.yaml"
     file.write_text(block.code)
     referred = dict.fromkeys(re.findall(r"\$\{(\w+)", block.code), "example")

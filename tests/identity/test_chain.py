@@ -76,6 +76,7 @@ def test_lists_and_buffers_of_equal_ids_agree(ids: list[int]) -> None:
 
 
 def test_golden_chains_hold() -> None:
+    """Seen in LMCache#2581."""
     cases = json.loads(GOLDEN.read_text())["cases"]
     assert {case["name"] for case in cases} >= {
         "text", "text-prefix-then-image", "two-images", "two-images-swapped", "embeddings",
@@ -92,7 +93,7 @@ def test_golden_chains_hold() -> None:
 
 
 def test_an_image_changes_its_own_chunks_and_later_ones_only() -> None:
-    """https://github.com/LMCache/LMCache/issues/690"""
+    """LMCache#690"""
     plain = chunk_digests(ROOT, IDS, 8)
     first = chunk_digests(ROOT, IDS, 8, extras=[media("cat", 20, 30)])
     second = chunk_digests(ROOT, IDS, 8, extras=[media("dog", 20, 30)])
@@ -110,6 +111,7 @@ def test_an_image_changes_its_own_chunks_and_later_ones_only() -> None:
     ],
 )
 def test_place_length_kind_and_content_of_an_extra_all_count(other: Extra) -> None:
+    """Seen in sglang#24638."""
     base = chunk_digests(ROOT, IDS, 16, extras=[media("cat", 20, 30)])
     assert chunk_digests(ROOT, IDS, 16, extras=[other])[1:] != base[1:]
 
@@ -122,6 +124,7 @@ def test_a_later_part_of_a_medium_is_not_its_first_part() -> None:
 
 
 def test_order_in_which_extras_are_listed_does_not_matter() -> None:
+    """Seen in LMCache#2310."""
     extras = [media("cat", 3, 9), media("dog", 3, 9), Extra("user", b"u" * 16, 0, 0)]
     assert chunk_digests(ROOT, IDS, 8, extras=extras) == chunk_digests(
         ROOT, IDS, 8, extras=extras[::-1]
@@ -129,14 +132,14 @@ def test_order_in_which_extras_are_listed_does_not_matter() -> None:
 
 
 def test_swapped_images_are_another_prompt() -> None:
-    """https://github.com/LMCache/LMCache/issues/4086"""
+    """LMCache#4086"""
     one = chunk_digests(ROOT, IDS, 8, extras=[media("cat", 0, 4), media("dog", 4, 8)])
     two = chunk_digests(ROOT, IDS, 8, extras=[media("dog", 0, 4), media("cat", 4, 8)])
     assert one[0] != two[0]
 
 
 def test_digests_that_agree_in_many_bits_stay_apart() -> None:
-    """https://github.com/LMCache/LMCache/issues/3301: 2,000 images, all alike in the last 16 bits."""
+    """LMCache#3301: 2,000 images, all alike in the last 16 bits."""
     found = {
         chunk_digests(ROOT, [0] * 8, 8, extras=[Extra("media", i.to_bytes(30) + b"zz", 0, 8)])[0]
         for i in range(2000)
@@ -223,7 +226,7 @@ def test_keys_carry_space_and_group() -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_other_hash_seeds_and_locales_agree() -> None:
-    """https://github.com/LMCache/LMCache/issues/1139: no environment input, no language hash."""
+    """LMCache#1139: no environment input, no language hash."""
     code = (
         "from lmcache_core.identity import probe_digest; from tests.identity.samples import space;"
         "print(probe_digest().hex(), space().digest.hex(), space().root.hex())"

@@ -62,6 +62,7 @@ def test_chunks_written_by_any_ranks_are_read_by_any_others(
 
 
 def test_ranges_that_cross_borders_are_joined() -> None:
+    """Seen in sglang#26670."""
     stored = rows_spec(GROUP, split(4), tokens=TOKENS)
     wanted = select(stored, Shard(2, 3, 1, 7))
     runs = join(stored, wanted)
@@ -81,6 +82,7 @@ def test_equal_segments_are_one_piece() -> None:
 
 
 def test_a_missing_part_is_a_miss() -> None:
+    """Seen in sglang#31108."""
     half = rows_spec(GROUP, split(2)[:1], tokens=TOKENS)
     assert join(half, select(half, EVERYTHING)) is None
     first_layers = rows_spec(GROUP, split(1, 2)[:1], tokens=TOKENS)

@@ -61,7 +61,10 @@ CASES = [(record, field.name) for record in RECORDS for field in fields(record)]
 
 @pytest.mark.parametrize(("record", "name"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_a_change_of_any_field_changes_digest_and_root(record: type, name: str) -> None:
-    """https://github.com/LMCache/LMCache/issues/690 and all its relatives."""
+    """LMCache#690 and all its relatives.
+
+    Seen in Tanguille/cluster#4213, dynamo#14416.
+    """
     special: dict[str, Any] = {
         "interior": Interior.STATE,
         "layers": (0, 1, 2),
@@ -95,7 +98,7 @@ def test_a_change_of_any_field_changes_digest_and_root(record: type, name: str) 
 
 
 def test_every_field_is_required() -> None:
-    """https://github.com/LMCache/LMCache/issues/4825: a forgotten salt is an error, not a shared one."""
+    """LMCache#4825: a forgotten salt is an error, not a shared one."""
     for record in RECORDS:
         assert all(
             f.default is MISSING and f.default_factory is MISSING and f.kw_only
@@ -148,6 +151,7 @@ def test_impossible_groups_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_chunk_holds_whole_pages() -> None:
+    """Seen in LMCache#4782."""
     with pytest.raises(Unkeyable, match="no multiple of page size 24"):
         pages(page_size=24)
     assert [chunk_tokens(256, b) for b in ([], [16, 32], [784], [1056, 48])] == [
@@ -212,7 +216,7 @@ class Site(KeyManager):
 
 
 def test_key_managers_add_fields_under_their_own_name() -> None:
-    """https://github.com/sgl-project/sglang/issues/24638"""
+    """sglang#24638"""
     bare = replace(BASE, fields=())
     with_site = with_manager(bare, "geo", Site("berlin"), {"local": "1"})
     assert with_site.fields == (("geo.site", "berlin"),)
@@ -231,7 +235,7 @@ def tensors(path: Path, names: str, data: bytes) -> None:
 
 
 def test_fingerprint_follows_content_and_names_not_times(tmp_path: Path) -> None:
-    """https://github.com/sgl-project/sglang/issues/24758: other weights under the same name."""
+    """sglang#24758: other weights under the same name."""
     data = os.urandom(9000)
     for folder in ("a", "b", "c", "d"):
         (tmp_path / folder).mkdir()

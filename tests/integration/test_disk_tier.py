@@ -64,6 +64,7 @@ def real_bytes(folder):
 @pytest.mark.parametrize("plugin", ["disk", "fs"])
 @pytest.mark.parametrize("options", [{}, {"direct": Direct.OFF, "sync": Sync.NONE}])
 def test_every_acknowledged_chunk_hits_after_a_restart(tmp_path, plugin, options):
+    """Seen in LMCache#1175."""
     made = config(tmp_path / "kv", plugin=plugin, size=0 if plugin == "fs" else 64 * MIB, **options)
 
     async def first():
@@ -86,6 +87,7 @@ def test_every_acknowledged_chunk_hits_after_a_restart(tmp_path, plugin, options
 
 
 def test_restarts_neither_write_again_nor_grow_the_folder(tmp_path):
+    """Seen in LMCache#562, LMCache#2273."""
     made = config(tmp_path / "kv")
 
     async def boot():
@@ -101,6 +103,7 @@ def test_restarts_neither_write_again_nor_grow_the_folder(tmp_path):
 
 
 def test_limit_holds_in_real_bytes_counting_what_was_there(tmp_path):
+    """Seen in LMCache#1454."""
     limit = 20 * 64 * 1024
 
     async def boot(keys):

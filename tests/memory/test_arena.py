@@ -349,6 +349,7 @@ def test_huge_pages_that_are_not_there_cost_one_line(caplog: pytest.LogCaptureFi
 def test_numa_node_is_a_preference(
     node: int, complaints: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Seen in deepjavalibrary/djl-serving#2982."""
     arena = Arena(MIB, MemoryOptions(numa_node=node, populate=False))
     segment = arena.grow()
     assert segment is not None
@@ -358,6 +359,7 @@ def test_numa_node_is_a_preference(
 
 
 def test_capacity_is_in_pages_and_segments_add_up_to_it() -> None:
+    """Seen in LMCache#1909."""
     arena = make_arena(10 * PAGE + 17, segment_nbytes=4 * PAGE)
     assert arena.capacity == 10 * PAGE
     for expected in (4 * PAGE, 4 * PAGE, 2 * PAGE):

@@ -61,6 +61,7 @@ def test_pressure_alone_evicts_whatever_the_level(pool: Pool) -> None:
 
 
 def test_a_chunk_never_evicts_its_own_prefix(pool: Pool) -> None:
+    """Seen in inference-sim/inference-sim#649."""
     put(pool, keys(0, 10))
     done = put(pool, keys(0, 12))
     assert done == [False] * 10 + [False] * 2
@@ -92,7 +93,10 @@ def test_reader_keeps_its_bytes_through_eviction_of_everything(pool: Pool) -> No
 
 
 def test_capacity_comes_back_after_every_lap(pool: Pool) -> None:
-    """LMCache#987: a pool that shrinks to nothing over days."""
+    """LMCache#987: a pool that shrinks to nothing over days.
+
+    Seen in LMCache#3884.
+    """
     for lap in range(30):
         done = put(pool, keys(10 * lap, 10 * lap + 10))
         assert all(done)
@@ -167,6 +171,7 @@ def test_dirty_values_stay_until_written_and_are_capped(pool: Pool) -> None:
 
 
 def test_arena_full_of_leases_and_dirty_refuses_at_once(pool: Pool) -> None:
+    """Seen in sglang#32455."""
     put(pool, keys(0, 2), dirty=True)
     put(pool, keys(2, 10))
     pool.lease(keys(2, 10), "offers")

@@ -34,6 +34,7 @@ def test_closed_pool_grants_nothing_and_shows_nothing_that_comes_late() -> None:
 
 
 def test_rights_of_another_pool_are_not_taken() -> None:
+    """Seen in vllm#52234."""
     pool, other = make_pool(4 * PAGE), make_pool(4 * PAGE)
     put(other, [key(1)])
     leases, reservation = other.lease([key(1)], "r"), other.reserve([(key(2), 1)], "w")[0]

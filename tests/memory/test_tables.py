@@ -9,6 +9,7 @@ def key(space: int, number: int, group: int = 0) -> Key:
 
 
 def test_tables_count_what_can_be_found() -> None:
+    """Seen in sglang#21624."""
     index = Index()
     slots = [index.add(key(1, n), 10 * n) for n in (1, 2, 3)]
     index.add(key(1, 1, group=1), 7)

@@ -57,7 +57,7 @@ def test_one_model_after_another_gets_the_whole_pool() -> None:
 
 
 def test_every_free_byte_is_worth_an_extent() -> None:
-    """Mixed sizes, random frees, then full sizes."""
+    """Mixed sizes, random frees, then full sizes. Seen in LMCache#1285."""
     pool = make_pool(256 * PAGE)
     chance = random.Random(1)
     names = keys(0, 120)

@@ -80,6 +80,7 @@ def test_nothing_is_delivered_after_close() -> None:
 
 
 def test_a_hung_observer_loses_events_but_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in dynamo#3747."""
     monkeypatch.setattr(observers, "EVENT_LIMIT", 2)
     started, release = threading.Event(), threading.Event()
 

@@ -151,6 +151,7 @@ def told() -> None:
 
 
 def test_every_declared_metric_moves(moved: set[str]) -> None:
+    """Seen in LMCache#3108."""
     for seed in range(HISTORIES):
         run_history(seed)
     requests()
@@ -169,6 +170,7 @@ def test_every_declared_metric_moves(moved: set[str]) -> None:
 
 
 def test_identities_hold_behind_a_store_that_refuses_and_one_that_fails() -> None:
+    """Seen in vllm#36752."""
     seen: list[Metrics] = []
 
     async def scene(manager: StorageManager) -> None:

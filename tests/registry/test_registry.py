@@ -27,6 +27,7 @@ def test_a_name_gives_its_class_and_the_same_one_again(make_dist: MakeDist) -> N
 
 
 def test_a_plugin_that_is_never_named_is_never_imported(make_dist: MakeDist) -> None:
+    """Seen in LMCache#472."""
     make_dist("acme-store", ACME)
     bomb = make_dist(
         "bomb", {kind: {"bomb": "MODULE:Bomb"} for kind in KINDS}, "raise SystemExit('imported')"

@@ -130,6 +130,8 @@ def test_a_deletion_that_is_not_known_to_have_happened_is_told(shared):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_clear_takes_what_is_wanted_of_one_tier_or_all(shared):
+    """Seen in LMCache#1660."""
+
     async def body(manager, store):
         put(manager, KEYS)
         await manager.flush()
@@ -234,7 +236,10 @@ def test_tiers_come_and_go_while_serving():
 
 
 def test_a_restart_finds_what_was_there_and_stays_within_the_limit():
-    """A folder with old files grew past its limit: https://github.com/LMCache/LMCache/issues/1454."""
+    """A folder with old files grew past its limit: LMCache#1454.
+
+    Seen in LMCache#1788, LMCache#1399.
+    """
 
     async def main():
         store = Store()
@@ -325,6 +330,8 @@ def test_a_value_of_no_format_is_damage_too():
 
 
 def test_a_value_the_store_lost_is_forgotten_at_the_first_failed_load():
+    """Seen in vllm#20063, LMCache#4745."""
+
     async def body(manager, store):
         put(manager, KEYS[:1])
         await manager.flush()

@@ -59,6 +59,8 @@ def test_wrappers_lie_in_one_order_however_they_are_written():
 
 
 def test_without_a_resident_tier_there_is_a_small_pool_to_pass_through():
+    """Seen in dynamo#5012."""
+
     async def main():
         manager = await build(config(MEMORY), registry())
         assert manager.context.tier == "staging"
@@ -93,6 +95,8 @@ def test_encoded_tiers_give_the_same_bytes_and_are_charged_what_they_hold():
 
 
 def test_an_exact_engine_refuses_a_lossy_tier():
+    """Seen in LMCache#717."""
+
     async def main():
         made = tier(serde=(PluginChoice(name="lossy"),))
         await build(config(made, engine=EngineConfig(exact=True)), registry())
@@ -110,6 +114,7 @@ def test_values_are_not_encoded_where_they_are_used():
 
 
 def test_fidelity_names_what_loses_something_and_how():
+    """Seen in LMCache#717."""
     exact = tier(serde=(PluginChoice(name="squeeze"),))
     assert fidelity(config(exact), registry()) == "exact"
     options = LossyOptions(keep=3)

@@ -45,6 +45,7 @@ def test_nothing_measured_and_nothing_reported_means_yes():
 
 
 def test_a_load_dearer_than_computing_is_skipped_but_tried_now_and_then():
+    """Seen in Mooncake#467."""
     prefill = Prefill()
     prefill.note(1000, 1.0)
     gate = Gate(prefill, random.Random(0))
@@ -152,7 +153,10 @@ def test_slow_loads_stop_once_they_are_known_to_be_slow():
 
 
 def test_hits_and_misses_add_up_in_chunks_and_tokens_at_every_tier():
-    """A hit rate that is always 1: https://github.com/LMCache/LMCache/issues/1260."""
+    """A hit rate that is always 1: LMCache#1260.
+
+    Seen in LMCache#3752.
+    """
     _, far = shared_world(0.001)
     near = make_tier("near")
 

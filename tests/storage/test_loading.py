@@ -89,6 +89,7 @@ def test_equal_loads_in_flight_are_one_load():
 
 
 def test_a_deadline_ends_the_wait_and_not_the_memory():
+    """Seen in LMCache#4516, LMCache#1960."""
     context = simulated_context(tier="disk")
     late = Late(context, make_memory(context))
 
@@ -145,6 +146,8 @@ def test_one_caller_leaving_does_not_end_the_load_of_another():
 
 
 def test_a_cancelled_load_leaves_nothing_behind():
+    """Seen in LMCache#3006."""
+
     async def body(manager, tier):
         await lowered(manager, KEYS[:3])
         put(manager, KEYS[3:4])
@@ -161,6 +164,8 @@ def test_a_cancelled_load_leaves_nothing_behind():
 
 
 def test_a_full_pool_gives_the_longest_fitting_prefix():
+    """Seen in LMCache#3022."""
+
     async def body(manager, tier):
         await lowered(manager)
         other = [key_of(100 + i) for i in range(2)]
@@ -178,6 +183,7 @@ def test_a_full_pool_gives_the_longest_fitting_prefix():
 
 
 def test_a_failing_tier_is_a_reason_and_its_memory_comes_back():
+    """Seen in LMCache#3388."""
     context = simulated_context(tier="disk")
     flaky = Flaky(context, make_memory(context))
 
@@ -221,7 +227,7 @@ def test_without_promotion_nothing_stays_after_the_last_lease():
 
 
 def test_loading_writes_nothing_back_to_where_it_came_from():
-    """Every fetch written back doubled the I/O: https://github.com/LMCache/LMCache/pull/2744."""
+    """Every fetch written back doubled the I/O: LMCache#2744."""
     context = simulated_context(tier="disk")
     recording = Recording(context, make_memory(context))
 

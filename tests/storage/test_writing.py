@@ -45,6 +45,8 @@ def there(tier, keys=KEYS):
 
 
 def test_a_committed_value_is_visible_before_it_is_written():
+    """Seen in sglang#39747."""
+
     async def body(manager, tier):
         assert all(put(manager, KEYS))
         assert None not in manager.lookup_resident(KEYS)
@@ -76,6 +78,8 @@ def test_store_waits_for_write_through_and_not_for_write_back():
 
 
 def test_dirty_values_are_not_evicted_and_the_cap_is_counted():
+    """Seen in Mooncake#1195."""
+
     async def body(manager, tier):
         assert sum(put(manager, KEYS)) == 8
         stock = manager.pool.accounting()
@@ -96,6 +100,8 @@ def test_dirty_values_are_not_evicted_and_the_cap_is_counted():
 
 
 def test_reserve_never_waits_and_a_slow_tier_refuses_only_itself():
+    """Seen in LMCache#2951, LMCache#969."""
+
     async def body(manager, tier):
         begun = manager.context.clock.now()
         for number in range(100):
@@ -147,6 +153,7 @@ def test_a_second_touch_tier_gets_only_what_was_asked_for_again():
 
 
 def test_the_limit_is_charged_before_writing_and_counts_padding():
+    """Seen in LMCache#4664."""
     context = simulated_context(tier="disk")
     memory = make_memory(context)
 
@@ -168,6 +175,8 @@ def test_the_limit_is_charged_before_writing_and_counts_padding():
 
 
 def test_the_last_chunks_of_a_prefix_leave_first():
+    """Seen in LMCache#955."""
+
     async def body(manager, tier):
         put(manager, KEYS[:4])
         await manager.flush()

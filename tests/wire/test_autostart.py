@@ -81,6 +81,7 @@ def test_next_engine_adopts_what_the_first_has_stored(runtime):
 
 
 def test_another_configuration_has_a_daemon_of_its_own(runtime):
+    """Seen in LMCache#1122."""
     one = load(env={}, flags=SETTINGS)
     other = load(env={}, flags={**SETTINGS, "chunk_size": 64})
     impatient = load(env={}, flags={**SETTINGS, "daemon": {"private": True, "timeout": "2s"}})
@@ -89,6 +90,7 @@ def test_another_configuration_has_a_daemon_of_its_own(runtime):
 
 
 def test_memory_is_configured_per_worker(runtime):
+    """Seen in LMCache#2901."""
     client = connect(daemon={"private": True, "grace": "1s", "workers": 2})
     assert describe(client)["memory"]["capacity"] == 64 << 20
     client.close()

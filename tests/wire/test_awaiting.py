@@ -57,6 +57,8 @@ def test_absent_daemon_is_a_miss_here_too(tmp_path):
 
 
 def test_who_stops_waiting_leaves_neither_lease_nor_reservation_behind(tmp_path):
+    """Seen in LMCache#5006."""
+
     async def cancelled(daemon, call):
         daemon.send(signal.SIGSTOP)
         task = asyncio.create_task(call)

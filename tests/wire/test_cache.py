@@ -49,6 +49,7 @@ def engine(daemon):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared-rw", "sealed"])
 def test_second_process_reuses_what_the_first_computed(tmp_path, mode):
+    """Seen in LMCache#2511."""
     port = free_port()
     with Daemon(tmp_path, "--arena-mode", mode, "--chunk-size", "16", port=port) as daemon:
         by_socket, by_port = {"socket": daemon.path}, {"host": "localhost", "port": port}

@@ -69,6 +69,7 @@ def test_abort_after_commit_does_nothing(client):
 
 
 def test_released_leases_come_back_whole_and_one_by_one(client):
+    """Seen in LMCache#3770."""
     store(client, *range(40, 48))
     keys = [key(number) for number in range(40, 48)]
     loaded = client.load(keys, None)
@@ -93,6 +94,7 @@ def test_deleted_value_stays_readable_for_who_leased_it(client):
 
 
 def test_absent_daemon_is_a_miss_within_a_millisecond(tmp_path):
+    """Seen in LMCache#1491."""
     client = DaemonClient(f"unix://{tmp_path}/nobody.sock")
     times = []
     for _ in range(50):
@@ -128,6 +130,7 @@ def test_socket_of_another_kind_is_no_daemon(tmp_path, caplog):
 
 
 def test_killed_daemon_is_a_miss_and_its_successor_is_found(tmp_path):
+    """Seen in LMCache#5270, LMCache#5168."""
     with Daemon(tmp_path, "--arena-mode", "shared-rw") as daemon:
         client = daemon.client()
         store(client, 1, 2)
@@ -149,6 +152,7 @@ def test_killed_daemon_is_a_miss_and_its_successor_is_found(tmp_path):
 
 
 def test_stopped_daemon_costs_no_call_more_than_its_deadline(tmp_path):
+    """Seen in LMCache#4670."""
     with Daemon(tmp_path, "--arena-mode", "shared-rw") as daemon:
         client = daemon.client(timeout=0.2)
         store(client, 1)
@@ -224,6 +228,7 @@ def test_prefetch_says_when_it_is_ready(client):
 
 
 def test_end_of_a_prefetch_that_is_heard_before_its_number_is_not_lost(client):
+    """Seen in sglang#27366, vllm#25562."""
     client._notice(replies.Ready(7, 1, "complete"))
     heard = []
     client.on_ready(7, heard.append)

@@ -69,6 +69,7 @@ def client(daemon):
     ids=["lookup", "reserved", "writing", "leased", "all"],
 )  # fmt: skip
 def test_killed_client_gives_everything_back_within_a_second(daemon, client, orders):
+    """Seen in vllm#44100, LMCache#4287, LMCache#5265."""
     with Client(daemon) as victim:
         for order in orders:
             victim.do(order)
@@ -128,7 +129,10 @@ def test_death_is_noticed_although_a_helper_keeps_the_socket_open(daemon, client
 
 
 def test_lost_connection_is_not_death(daemon, client):
-    """Service ends, memory does not; the same process takes its rights up again."""
+    """Service ends, memory does not; the same process takes its rights up again.
+
+    Seen in LMCache#3206, LMCache#4715.
+    """
     (held,) = client.reserve([(key(600), ROOM + 65536)], None)
     loaded = client.load([key(2)], None)
     home = client.home
@@ -173,6 +177,7 @@ def test_full_memory_refuses_and_says_so(daemon, client):
 
 
 def test_daemon_is_unharmed_by_it_all(daemon):
+    """Seen in bytedance/InfiniStore#82."""
     text = daemon.log.read_text()
     assert "Traceback" not in text, text
     assert PATIENCE

@@ -55,6 +55,7 @@ def reserve(client, number, engine="e", firsts=()):
 
 
 def test_root_is_told_when_all_ranks_agree(daemon, ranks):
+    """Seen in LMCache#1739."""
     scheduler = daemon.client(name="scheduler")
     assert register(scheduler, -1).root == b""
     assert register(ranks[0], 0).missing == [1]
@@ -70,6 +71,7 @@ def test_root_is_told_when_all_ranks_agree(daemon, ranks):
 
 
 def test_engine_that_a_restarted_daemon_does_not_know_is_refused_and_raises_nothing(ranks, caplog):
+    """Seen in LMCache#5270, LMCache#4642."""
     for _ in range(3):
         assert reserve(ranks[0], 49, engine="unknown") is Refusal.UNWANTED
     said = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
@@ -77,6 +79,7 @@ def test_engine_that_a_restarted_daemon_does_not_know_is_refused_and_raises_noth
 
 
 def test_what_is_refused_in_part_leaves_no_memory_behind(daemon, ranks):
+    """Seen in LMCache#5344."""
     for rank, client in enumerate(ranks):
         register(client, rank)
     assert ranks[0].reserve([(key(50), WHOLE), (key(51), WHOLE + 1)], None, engine="e") == [
@@ -91,6 +94,7 @@ def test_what_is_refused_in_part_leaves_no_memory_behind(daemon, ranks):
 
 
 def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
+    """Seen in LMCache#1770."""
     for rank, client in enumerate(ranks):
         register(client, rank)
     held = [reserve(client, 1, firsts=[512]) for client in ranks]
@@ -108,6 +112,7 @@ def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
 
 
 def test_abort_by_one_rank_kills_the_chunk_and_frees_it_after_the_other(daemon, ranks):
+    """Seen in LMCache#1467."""
     for rank, client in enumerate(ranks):
         register(client, rank)
     held = [reserve(client, 2) for client in ranks]
@@ -157,6 +162,7 @@ def _leases(client):
 
 
 def test_engine_is_forgotten_with_its_ranks(daemon, ranks):
+    """Seen in LMCache#4554."""
     register(ranks[0], 0, engine="short")
     assert "short" in describe(ranks[1])["engines"]
     ranks[0].close()
@@ -199,6 +205,7 @@ def test_leases_dispatched_while_a_rank_is_away_end_when_it_has_read(daemon):
 
 
 def test_a_rank_that_asks_twice_for_one_chunk_fills_it_once(daemon, ranks):
+    """Seen in sglang#26670."""
     for rank, client in enumerate(ranks):
         register(client, rank)
     wants = [(key(12), WHOLE)] * 2

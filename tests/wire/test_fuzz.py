@@ -67,6 +67,7 @@ def send(daemon, data, *, greeted):
 @RELAXED
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(daemon, data, greeted):
+    """Seen in sglang#24618."""
     send(daemon, data, greeted=greeted)
 
 
@@ -105,6 +106,7 @@ def test_oversized_frames_are_refused_before_they_are_read(daemon):
 
 
 def test_pickled_bytes_run_nothing(daemon, tmp_path):
+    """Seen in InternLM/lmdeploy#4804."""
     import pickle
 
     class Bomb:

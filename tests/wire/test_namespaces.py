@@ -61,6 +61,7 @@ def child_of(pid):
 
 
 def test_daemon_has_no_privileges_and_shares_no_ipc(daemon):
+    """Seen in LMCache#2749."""
     process = child_of(daemon.pid)
     status = process.joinpath("status").read_text()
     for kind in ("CapEff", "CapPrm", "CapAmb"):
@@ -71,6 +72,7 @@ def test_daemon_has_no_privileges_and_shares_no_ipc(daemon):
 
 
 def test_what_one_container_stores_another_reads(daemon):
+    """Seen in LMCache#4394."""
     watcher = daemon.client()
     with ContainedClient(daemon) as writer, ContainedClient(daemon) as reader:
         assert writer.do("reserve 7") == "done"

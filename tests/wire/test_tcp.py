@@ -56,6 +56,7 @@ def hello(**changes):
 
 
 def test_client_on_the_same_node_moves_to_the_socket_of_the_same_boot(daemon):
+    """Seen in LMCache#1165."""
     client = connect(daemon)
     assert store(client, 1) == [True]
     assert client._idle[0].local
@@ -75,6 +76,7 @@ def test_values_stream_with_the_token(daemon):
 
 
 def test_sealed_memory_is_read_in_place_and_stored_by_sending(daemon):
+    """Seen in vllm#52234."""
     client = daemon.client()
     assert not client.home.writable
     assert store(client, *range(30, 34), nbytes=1 << 20) == [True] * 4
@@ -139,6 +141,7 @@ def test_wrong_token_is_refused_and_a_proof_is_good_for_one_connection_only(daem
 
 
 def test_client_that_reaches_neither_socket_is_told_it_needs_the_token(tmp_path, caplog):
+    """Seen in LMCache#3862."""
     with Daemon(tmp_path, port=free_port()) as daemon:
         os.rename(daemon.path, f"{daemon.path}.away")
         client = connect(daemon)
@@ -148,6 +151,7 @@ def test_client_that_reaches_neither_socket_is_told_it_needs_the_token(tmp_path,
 
 
 def test_another_daemon_behind_the_path_is_not_trusted(tmp_path, caplog):
+    """Seen in LMCache#1165."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with Daemon(tmp_path / "a", port=free_port()) as one, Daemon(tmp_path / "b") as two:

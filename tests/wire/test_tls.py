@@ -82,6 +82,7 @@ def test_certificate_of_another_host_is_refused(tmp_path, authority, caplog):
 
 
 def test_plain_client_of_a_tls_port_is_told_to_use_tls(daemon, caplog):
+    """Seen in LMCache#4213."""
     client = connect(daemon, "", scheme="tcp")
     assert client.home is None
     one_line(caplog, "speaks TLS", "tls://")

@@ -88,6 +88,7 @@ def test_one_page_of_a_list_is_short_and_the_list_is_whole(daemon):
 
 
 def test_a_client_that_sends_many_requests_at_once_does_not_hold_up_another(daemon):
+    """Seen in LMCache#2915."""
     import socket
 
     from lmcache_core.identity import probe_digest

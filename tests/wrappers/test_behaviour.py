@@ -66,6 +66,7 @@ async def load_one(backend, key, nbytes):
 
 
 def test_breaker_opens_after_failures_in_a_row_and_probes_after_a_rest():
+    """Seen in LMCache#1938."""
     context, memory, events = world()
     flaky = Flaky(context, memory)
     breaker = Breaker(BreakerOptions(open_after=3, pause=2.0), context, flaky)
@@ -94,6 +95,7 @@ def test_breaker_opens_after_failures_in_a_row_and_probes_after_a_rest():
 
 
 def test_only_one_call_probes():
+    """Seen in Mooncake#3299."""
     context, memory, _ = world()
     flaky = Flaky(context, memory)
     slow = Slow(context, flaky, 1.0)
@@ -217,6 +219,7 @@ def test_any_flipped_bit_or_cut_is_found(data):
 
 
 def test_another_keys_frame_is_damage():
+    """Seen in LMCache#4385."""
     context, memory, _ = world()
     check = Check(CheckOptions(stores=False), context, memory)
 

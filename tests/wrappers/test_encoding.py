@@ -157,6 +157,7 @@ def test_a_segment_is_found_and_decoded_alone():
 
 
 def test_a_serde_that_fails_its_test_is_left_out_by_name(caplog):
+    """Seen in LMCache#4924."""
     context, memory, events = world()
     backend = make_encoded(context, memory, Broken(), Squeeze())
     whole = rows_frame(0)

@@ -99,6 +99,7 @@ def test_no_room_is_a_refusal_with_the_reason(rig, call, code):
 
 @pytest.mark.parametrize("call", ["open", "pwritev", "truncate", "sync", "close", "link"])
 def test_io_error_of_a_store_is_its_failure_and_leaves_nothing(rig, call):
+    """Seen in LMCache#4991."""
     rig.files.fail(call, errno.EIO, path="/tmp/" if call != "link" else "")
     stored = rig.store(0)
     assert stored.status is StoreStatus.FAILED
@@ -150,6 +151,7 @@ def test_read_only_remount_refuses_stores_and_serves_loads(rig):
 
 
 def test_read_error_is_a_failure_of_that_load(rig):
+    """Seen in dynamo#15079."""
     rig.keep(0, 1)
     rig.files.fail("preadv", errno.EIO, path=rig.path(0))
     loaded, _ = rig.load(0)
@@ -201,6 +203,7 @@ def test_lookup_of_a_sick_file_is_a_miss_and_of_a_sick_disk_an_error(rig):
 
 
 def test_direct_transfers_refused_later_are_given_up(rig, caplog):
+    """Seen in LMCache#4364, LMCache#1522."""
     rig.keep(0)
     rig.disk.direct = 0
     assert rig.get(0) == rig.value(0)
@@ -210,6 +213,7 @@ def test_direct_transfers_refused_later_are_given_up(rig, caplog):
 
 
 def test_write_that_the_disk_flips_is_not_published(new_rig):
+    """Seen in LMCache#962."""
     rig = new_rig(verify_writes=True).open()
     real = rig.files.sync
 

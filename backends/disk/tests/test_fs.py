@@ -141,6 +141,7 @@ for _ in range(600):
 @pytest.mark.slow
 def test_processes_storing_loading_and_deleting_at_once_never_see_a_part(tmp_path):
     # All draw the same identity for their temporary files: the worst case.
+    """Seen in LMCache#2517."""
     swarm = [
         subprocess.Popen([sys.executable, "-c", SWARM, str(tmp_path), str(seed)])
         for seed in range(3)
@@ -240,6 +241,7 @@ def test_a_stopped_mount_holds_nobody_but_its_own_calls(tmp_path, new_rig):
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["status", "preadv", "pwritev", "sync"])
 def test_a_hung_disk_does_not_keep_the_process(call):
+    """Seen in LMCache#265."""
     script = Path(__file__).with_name("hanging.py")
     command = [sys.executable, str(script), "simulated", call]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=20)

@@ -31,6 +31,7 @@ def refusal(backend, error=ConfigError):
 
 
 def test_parents_are_made_and_nothing_is_readable_by_others(tmp_path, new_rig):
+    """Seen in LMCache#2704."""
     backend = on_real_disk(tmp_path / "a" / "b")
     backend.open_blocking()
     for folder, folders, files in os.walk(tmp_path / "a"):
@@ -183,6 +184,7 @@ def test_folder_keeps_the_fan_out_it_was_made_with(new_rig, caplog):
 
 
 def test_folder_of_another_version_is_refused_and_left_alone(new_rig):
+    """Seen in Tanguille/cluster#4213."""
     rig = new_rig()
     rig.disk.plant("/kv", kind="folder")
     rig.disk.plant("/kv/layout", b"lmcache disk 2\nfan_out 16\n")
@@ -191,6 +193,7 @@ def test_folder_of_another_version_is_refused_and_left_alone(new_rig):
 
 
 def test_direct_transfers_are_tried_before_they_are_used(new_rig, caplog):
+    """Seen in LMCache#4364, dynamo#6032, LMCache#1570."""
     assert "set direct to auto" in refusal(new_rig(SimDisk(direct=0), direct=Direct.ON).backend)
     for code in (errno.EINVAL, errno.EOPNOTSUPP):
         for call in ("open", "pwritev", "preadv"):

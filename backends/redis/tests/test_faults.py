@@ -25,6 +25,7 @@ MIB = 1 << 20
 def test_server_killed_in_the_middle_of_a_batch_is_found_again(
     serve, tier, drive, eventually, verb
 ):
+    """Seen in LMCache#1938."""
     server = serve()
 
     async def body(rig):
@@ -118,6 +119,7 @@ def test_leaving_one_call_disturbs_no_other(serve, tier, drive):
 
 
 def test_of_two_that_store_at_once_one_is_told_that_it_is_there(serve, tier, drive):
+    """Seen in Mooncake#180."""
     server = serve()
 
     async def main():
@@ -151,6 +153,7 @@ def test_connections_that_the_server_closed_meanwhile_are_made_anew(serve, tier,
 
 
 def test_full_server_refuses_stores_and_serves_loads(serve, tier, drive):
+    """Seen in Mooncake#197."""
     server = serve("--maxmemory", "8mb")
 
     async def main():
@@ -170,6 +173,7 @@ def test_full_server_refuses_stores_and_serves_loads(serve, tier, drive):
 
 
 def test_server_that_evicts_takes_everything_and_misses(serve, tier, drive):
+    """Seen in LMCache#3836."""
     server = serve("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")
 
     async def main():
@@ -290,6 +294,8 @@ def test_listing_names_what_is_foreign_and_stays_within_the_prefix(serve, tier, 
 
 
 def test_nobody_there_is_unavailable_and_names_the_place(tmp_path, tier, drive):
+    """Seen in LMCache#503."""
+
     async def main():
         for url in (f"unix://{tmp_path}/none.sock", "redis://user:secret@127.0.0.1:1"):
             with pytest.raises(Unavailable) as error:

@@ -143,6 +143,7 @@ def test_batch_of_long_values_comes_back_in_its_places(serve, tier, drive, lanes
 
 
 def test_server_that_takes_nothing_is_named_once_and_still_serves(serve, tier, drive, caplog):
+    """Seen in sglang#12092."""
     server = serve("--maxmemory", "100kb")
 
     async def main():
@@ -179,6 +180,7 @@ def scripted(said):
     [b"+OK\r\n", b"-ERR x\r\n", b":12\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"*2\r\n", b"*-1\r\n", b"$9999999999\r\n",
      b"*1\r\n", b"$3\r\nab", b"\r\n", b":x\r\n", b"$x\r\n", b"_\r\n", b"$0\r\n\r\n", b":1\n"]), max_size=12).map(b"".join))  # fmt: skip
 def test_any_reply_is_read_or_breaks_the_connection(said):
+    """Seen in LMCache#651."""
     for read in ("reply", "bulk"):
         link = scripted(said)
         with contextlib.suppress(Broken):

@@ -103,6 +103,7 @@ def test_damage_is_a_miss_and_is_stored_anew(serve, drive, eventually, spoiled):
 
 @pytest.mark.slow
 def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually):
+    """Seen in LMCache#1964."""
     server = serve()
 
     async def main():

@@ -41,6 +41,7 @@ def test_any_length_may_be_asked_twice(length: int) -> None:
 
 
 def test_a_longer_prompt_uses_what_a_shorter_one_left() -> None:
+    """Seen in LMCache#2029."""
     model = make_model()
     ids = prompt(90)
     with open_cache() as cache:

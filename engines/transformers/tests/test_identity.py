@@ -124,6 +124,7 @@ def test_changes_behind_the_back_of_autograd_are_seen_after_refresh() -> None:
 
 
 def test_adapters_are_told_apart_by_content_scale_and_state() -> None:
+    """Seen in LMCache#2961."""
     with open_cache() as cache:
         model = lora(make_model())
         mine = cached(model, cache)

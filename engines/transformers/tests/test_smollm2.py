@@ -79,6 +79,7 @@ def test_an_adapter_parts_from_its_base_model() -> None:
 
 
 def test_the_caches_own_code_takes_a_hundredth_of_a_prefill_that_finds_nothing() -> None:
+    """Seen in LMCache#1061."""
     _, model = real()
     shares = []
     with open_cache(**BIG) as cache:

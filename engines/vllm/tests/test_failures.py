@@ -18,6 +18,7 @@ def test_a_cache_whose_loads_keep_failing_is_left_alone(make, monkeypatch):
 
 
 def test_lost_leases_are_reported_and_computed_again(make, monkeypatch):
+    """Seen in LMCache#3388, vllm#20063."""
     served(make(), PROMPT)
     engine = make()
     with monkeypatch.context() as planted:
@@ -79,6 +80,7 @@ def test_canary_finds_a_hit_that_is_not_what_is_computed(make):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_one_rank_that_failed_keeps_all_from_keeping(make, monkeypatch, replicas):
+    """Seen in LMCache#5344."""
     served(make(ranks=2, replicas=replicas), PROMPT[:24])
     engine = make(ranks=2, replicas=replicas, budget=200, blocks=60)
     with monkeypatch.context() as planted:
@@ -93,6 +95,7 @@ def test_one_rank_that_failed_keeps_all_from_keeping(make, monkeypatch, replicas
 
 
 def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monkeypatch):
+    """Seen in vllm#44249."""
     served(make(), PROMPT)
     engine = make()
 

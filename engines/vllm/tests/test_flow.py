@@ -21,6 +21,7 @@ def test_second_request_is_served_from_the_cache(make):
 
 
 def test_restarted_engine_is_served_every_full_chunk(make):
+    """Seen in LMCache#4492."""
     assert served(make(), PROMPT) == 0
     assert served(make(), PROMPT) == 40
 
@@ -34,6 +35,7 @@ def test_two_engines_share_one_daemon(make):
 
 
 def test_engines_prefix_cache_counts_first(make):
+    """Seen in LMCache#2206, LMCache#832."""
     engine = make(budget=64)
     served(engine, PROMPT)
     assert served(engine, PROMPT[:20] + [7] * 20) == 20
@@ -41,6 +43,7 @@ def test_engines_prefix_cache_counts_first(make):
 
 
 def test_load_begins_inside_a_chunk(make):
+    """Seen in LMCache#727."""
     served(make(), PROMPT)
     engine = make(blocks=40)
     served(engine, PROMPT[:14], skip := 1)
@@ -52,11 +55,13 @@ def test_load_begins_inside_a_chunk(make):
 
 
 def test_a_full_hit_leaves_one_block_to_compute(make):
+    """Seen in LMCache#3322."""
     served(make(), PROMPT[:40])
     assert served(make(), PROMPT[:40]) == 36
 
 
 def test_what_the_engine_had_by_itself_is_kept_too(make, daemon):
+    """Seen in LMCache#2574."""
     engine = make(budget=64)
     served(engine, PROMPT[:24])
     forget(daemon)
@@ -65,6 +70,7 @@ def test_what_the_engine_had_by_itself_is_kept_too(make, daemon):
 
 
 def test_preempted_requests_come_back_from_the_cache(make):
+    """Seen in LMCache#4612."""
     engine = make(blocks=16, budget=64)
     ids = [engine.add([n] * 20, 12) for n in range(3)]
     engine.run()
@@ -73,6 +79,7 @@ def test_preempted_requests_come_back_from_the_cache(make):
 
 
 def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
+    """Seen in LMCache#1960."""
     served(make(), PROMPT)
     engine = make(async_load=True)
     assert served(engine, PROMPT) == 40
@@ -121,6 +128,7 @@ def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch)
 
 
 def test_changed_weights_find_nothing_of_the_old_ones(make):
+    """Seen in sglang#24758."""
     engine = make()
     assert served(engine, PROMPT) == 0
     running = engine.add(PROMPT, 4)
@@ -205,6 +213,7 @@ def test_last_tokens_of_a_prompt_are_left_out_when_asked_for(make):
 
 
 def test_aborted_and_finished_requests_leave_nothing_behind(make, daemon):
+    """Seen in sglang#37103, vllm#44100."""
     engine = make(blocks=14)
     served(engine, PROMPT)
     engine.pool.reset()
@@ -224,6 +233,7 @@ def test_failure_policy_is_set_so_that_a_lost_cache_fails_no_request(make):
 
 
 def test_what_is_kept_is_announced_once_it_is_visible(make):
+    """Seen in dynamo#5565, LMCache#3532."""
     engine = make(budget=20)
     served(engine, PROMPT)
     events = engine.worker.events()
@@ -240,6 +250,7 @@ def test_what_is_kept_is_announced_once_it_is_visible(make):
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("most", [0, 12])
 def test_less_than_was_offered_may_be_taken(make, most, background):
+    """Seen in vllm#20609, RBLN-SW/vllm-rbln#1009."""
     served(make(), PROMPT)
     engine = make(most=most, async_load=background)
     assert served(engine, PROMPT) == most
@@ -250,6 +261,7 @@ def test_less_than_was_offered_may_be_taken(make, most, background):
 
 @pytest.mark.parametrize("hooked", [1, 2])
 def test_layers_are_loaded_as_they_are_read_or_not_at_all(make, monkeypatch, hooked):
+    """Seen in LMCache#2934."""
     served(make(ranks=2), PROMPT)
     engine = make(ranks=2, use_layerwise=True, hooked=hooked)
     filled = []

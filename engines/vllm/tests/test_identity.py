@@ -24,6 +24,7 @@ def picture(identifier, offset, length=2):
 
 
 def test_a_picture_changes_its_chunk_and_later_ones_and_none_before():
+    """Seen in LMCache#4183."""
     plain, first, other = (
         digests(),
         digests(mm_features=[picture("a", 5)]),
@@ -34,6 +35,7 @@ def test_a_picture_changes_its_chunk_and_later_ones_and_none_before():
 
 
 def test_salts_never_share():
+    """Seen in sglang#37160."""
     assert not {*digests(cache_salt="a")} & {*digests(cache_salt="b")}
 
 
@@ -45,6 +47,7 @@ def test_tags_separate_only_where_they_are_part_of_the_key():
 
 
 def test_an_adapter_is_known_by_its_content(tmp_path):
+    """Seen in vllm#44250, vllm#27211."""
     for name, weights in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_model.safetensors").write_bytes(weights * 64)

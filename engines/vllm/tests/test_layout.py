@@ -40,6 +40,7 @@ def bound(tensors, made):
 
 @pytest.mark.parametrize(("source", "target"), [*itertools.product(ORDERS, ORDERS)])
 def test_rows_mean_the_same_in_every_order_of_memory(source, target):
+    """Seen in dynamo#14416."""
     ours, theirs = memory(source, fill=True), memory(target, fill=False)
     out, back = kept(ours), kept(theirs)
     assert out.form == back.form
@@ -74,6 +75,7 @@ def test_unknown_backends_are_kept_as_whole_blocks_that_only_they_read():
 
 
 def test_latent_vectors_are_one_plane_written_by_one_of_all_ranks():
+    """Seen in LMCache#2881."""
     tensors = {"model.layers.0.attn": torch.zeros(B, 1, N, C)}
     all_ranks = [Ranks(rank, 2, 1, 2) for rank in range(2)]
     first, second = (kept(tensors, "FLASHMLA", ranks) for ranks in all_ranks)
@@ -96,6 +98,7 @@ def test_ranks_own_all_segments_once(backend):
 
 
 def test_stages_of_a_pipeline_fill_one_chunk():
+    """Seen in LMCache#1357."""
     stages = ((0, L), (L, 2 * L))
     names = [f"model.layers.{n}.attn" for n in range(2 * L)]
     made = []
@@ -130,6 +133,7 @@ def test_groups_are_read_off_the_engines_own_configuration():
 
 @pytest.mark.parametrize("kind", ["MambaSpec", "ChunkedLocalAttentionSpec"])
 def test_what_is_reused_by_an_unknown_rule_is_refused(kind):
+    """Seen in LMCache#2879."""
     spec = type(kind, (SimpleNamespace,), {})(block_size=16)
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a"])
     with pytest.raises(ConfigError, match=r"not kept yet|not known here"):

@@ -87,6 +87,7 @@ class Faults:
 def test_no_schedule_ends_in_wrong_bytes(
     daemon, how, save_decode, background, layerwise, ranks, history
 ):
+    """Seen in LMCache#951, LMCache#817, LMCache/lmcache-tests#22, LMCache#2243."""
     model = f"any-{next(NAMES)}"
     flags = {
         "save_decode_cache": save_decode,

@@ -149,6 +149,7 @@ def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
     ],
 )
 def test_names_that_vllm_imports_are_there(connector, monkeypatch, module, names):
+    """Seen in LMCache#1003, vllm#33440."""
     monkeypatch.delitem(sys.modules, module, raising=False)
     found = importlib.import_module(module)
     for name in names:

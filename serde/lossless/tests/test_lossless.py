@@ -60,6 +60,7 @@ def test_pages_are_coded_where_their_elements_are_named():
 
 
 def test_every_dtype_of_a_cache_comes_back():
+    """Seen in LMCache#4118."""
     for dtype, nbytes in (("float16", 2), ("float32", 4), ("float8_e4m3fn", 1), ("int8", 1)):
         segment = SegmentSpec(0, 0, 2, 2 * 64 * 2 * 64 * nbytes)
         spec = KVSpec(dtype, 64, 2, 2, 64, Interior.ROWS, (segment,))

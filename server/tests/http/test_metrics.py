@@ -35,6 +35,7 @@ def scrape(web):
 
 
 def test_every_sample_of_every_kind_is_exported_under_its_name():
+    """Seen in LMCache#729."""
     made = []
     for metric in METRICS:
         labels = tuple((label, f'{label} "1"\n') for label in metric.labels)
@@ -53,6 +54,7 @@ def test_every_sample_of_every_kind_is_exported_under_its_name():
 
 
 def test_no_name_is_exported_twice():
+    """Seen in LMCache#4216."""
     lines = exposition(Snapshot()).decode().splitlines()
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(names) == len(set(names)) == len(METRICS) + len(ALIASES) + 1
@@ -144,6 +146,8 @@ def prometheus(web, tmp_path):
 @pytest.mark.slow
 @pytest.mark.service("prometheus")
 def test_prometheus_scrapes_what_the_daemon_counts(prometheus, web, operator, stored):
+    """Seen in LMCache#1447."""
+
     def ask(expression):
         query = urllib.parse.urlencode({"query": expression})
         try:

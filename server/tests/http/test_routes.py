@@ -142,6 +142,7 @@ def test_log_level_and_flush(web, stored):
 
 
 def test_no_route_takes_code_and_the_schema_is_served(web):
+    """Seen in LMCache#5128."""
     paths = web.ask("GET", "/openapi.json", token=False)[2]["paths"]
     assert len(paths) > 15
     assert not [path for path in paths if "script" in path or "module" in path]

@@ -40,7 +40,10 @@ def test_equal_answers_and_every_block_served(
 def test_what_vllm_itself_cannot_reuse_on_a_cpu_runs_without_a_cache_and_says_so(
     kind: str, model: Callable[[str], Path], folder: Path
 ) -> None:
-    """Its attention over latents ignores what came before; its hybrid models answer otherwise after own hits."""
+    """Its attention over latents ignores what came before; its hybrid models answer otherwise after own hits.
+
+    Seen in LMCache#2845.
+    """
     own = kind == "hybrid"
     plain = asked_without(model(kind), folder / f"{kind}-plain.log", enable_prefix_caching=own)
     log = folder / f"{kind}.log"
