@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
+import faults
 from grafana import dashboard
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,6 +161,7 @@ PAGES: dict[str, tuple[str, Callable[[], str]]] = {
     "docs/reference/cli.md": ("lmcache_core.cli", commands),
     "docs/reference/configuration.md": ("lmcache_core.config.records", configuration),
     "docs/reference/known-names.md": ("lmcache_core.config.names", known_names),
+    "docs/reference/faults.md": ("lmcache_core", faults.page),
     "deploy/grafana/lmcache.json": ("lmcache_core.observers", dashboard),
 }
 
