@@ -187,6 +187,7 @@ class GPUConnectorTests(ABC):
 
     @gpu_law("G6")
     def test_both_sides_are_free_after_the_fence(self) -> None:
+        """Seen in vllm#45704, vllm#47282."""
         for pages, connector, placed in self.worlds():
             count, expected = 3 * pages.specs[0].states, bytearray(placed.read())
             payload = scattered(pages, expected, 0, count)

@@ -48,6 +48,7 @@ class LifeLaws(BackendHarness):
     async def test_acknowledged_value_survives_what_durability_names(
         self, store: AbstractBackend
     ) -> None:
+        """Seen in Mooncake#607."""
         if store.capabilities.durability is Durability.NONE:
             raise SkipTest("declares no durability")
         await self.store_one(store, 0, self.value(0))

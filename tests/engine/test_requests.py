@@ -70,7 +70,10 @@ def test_asking_again_gives_the_same_answer_whatever_happens_meanwhile(plain: Wo
 
 
 def test_what_the_engine_has_by_itself_may_end_anywhere(plain: World) -> None:
-    """Seen in LMCache#2206, LMCache#2158."""
+    """Seen in LMCache#2206, LMCache#2158.
+
+    Seen in LMCache#1922.
+    """
     engine = plain.engine()
     plain.fill(engine, PROMPT)
     for local in range(18):

@@ -68,6 +68,7 @@ def test_growing_in_any_steps_gives_the_same_digests(
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_lists_and_buffers_of_equal_ids_agree(ids: list[int]) -> None:
+    """Seen in LMCache#1150."""
     expected = chunk_digests(ROOT, ids, 8)
     packed = array("I", ids)
     assert chunk_digests(ROOT, memoryview(packed), 8) == expected
@@ -170,6 +171,7 @@ def test_embeddings_in_the_middle_are_cut_at_chunk_borders() -> None:
 
 @pytest.mark.parametrize("ids", [[1, -1], [2**32], [1, None], [1.5], ["1"]])
 def test_an_id_that_is_no_token_is_refused(ids: list[int]) -> None:
+    """Seen in LMCache#1150."""
     with pytest.raises(Unkeyable, match="token ids"):
         chunk_digests(ROOT, ids, 1)
 

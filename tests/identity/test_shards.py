@@ -49,6 +49,7 @@ def split(heads: int, layers: int = 1) -> list[Shard]:
 def test_chunks_written_by_any_ranks_are_read_by_any_others(
     heads: int, layers: int, reader_heads: int, reader_layers: int
 ) -> None:
+    """Seen in LMCache#2406."""
     stored = rows_spec(GROUP, split(heads, layers), tokens=TOKENS)
     source = payload(stored.segments)
     assert stored.nbytes == len(source)

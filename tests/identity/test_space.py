@@ -151,7 +151,10 @@ def test_impossible_groups_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_chunk_holds_whole_pages() -> None:
-    """Seen in LMCache#4782."""
+    """Seen in LMCache#4782.
+
+    Seen in LMCache#5217.
+    """
     with pytest.raises(Unkeyable, match="no multiple of page size 24"):
         pages(page_size=24)
     assert [chunk_tokens(256, b) for b in ([], [16, 32], [784], [1056, 48])] == [

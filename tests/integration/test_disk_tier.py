@@ -124,6 +124,8 @@ def test_limit_holds_in_real_bytes_counting_what_was_there(tmp_path):
 
 
 def test_limit_below_one_chunk_stores_nothing_and_serves_from_memory(tmp_path):
+    """Seen in LMCache#485."""
+
     async def main():
         manager = await build(config(tmp_path / "kv", size=4096), Registry())
         await stored(manager, CHUNKS[:4])

@@ -160,6 +160,7 @@ answer(arena.copy_checked(extent, into))
 
 
 def test_reader_in_another_process_sees_that_its_value_has_left(pool: Pool) -> None:
+    """Seen in vllm#21570."""
     put(pool, [key(1)], PAGE)
     (lease,) = pool.lease([key(1)], "scheduler")
     assert lease is not None
@@ -180,6 +181,7 @@ def test_reader_in_another_process_sees_that_its_value_has_left(pool: Pool) -> N
 
 
 def test_place_given_away_during_the_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in vllm#21570."""
     arena = Arena(MIB, LAZY)
     segment = arena.grow()
     assert segment is not None

@@ -234,6 +234,7 @@ def test_tenant_over_its_quota_loses_its_own_values_only() -> None:
 
 
 def test_too_large_is_said_and_evicts_nothing(pool: Pool) -> None:
+    """Seen in LMCache#485."""
     put(pool, keys(0, 10))
     assert pool.reserve([(key(50), 11 * PAGE)], "w") == [Refusal.TOO_LARGE]
     assert here(pool, keys(0, 10)) == [True] * 10

@@ -49,7 +49,10 @@ GOOD = "INSTRUCTIONS = 'fast'\n" + "\n".join(
 
 
 def test_without_the_distribution_the_reference_runs_and_says_so(offer: Offer) -> None:
-    """Seen in LMCache#180."""
+    """Seen in LMCache#180.
+
+    Seen in LMCache#1507, LMCache#1746, LMCache#4195, LMCache#840, LMCache#388.
+    """
     assert ops.copy is ops.Reference.copy
     assert ops.implementation() == "python, because lmcache-native is not installed"
 

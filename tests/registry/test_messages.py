@@ -129,6 +129,7 @@ def test_no_such_distribution(make_dist: MakeDist) -> None:
 
 
 def test_broken_keeps_the_cause_and_says_what_is_needed(make_dist: MakeDist) -> None:
+    """Seen in LMCache#1966."""
     make_dist(
         "lmcache-backend-redis",
         {"backends": {"redis": "MODULE:Backend"}},

@@ -239,6 +239,8 @@ def test_a_restart_finds_what_was_there_and_stays_within_the_limit():
     """A folder with old files grew past its limit: LMCache#1454.
 
     Seen in LMCache#1788, LMCache#1399.
+
+    Seen in Mooncake#3139.
     """
 
     async def main():

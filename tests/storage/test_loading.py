@@ -48,6 +48,8 @@ def run(body, tier=None, **settings):
 
 
 def test_what_was_stored_comes_back_from_the_lower_tier():
+    """Seen in LMCache#1213."""
+
     async def body(manager, tier):
         await lowered(manager)
         loaded = await manager.load(KEYS, "me")

@@ -290,6 +290,7 @@ def test_a_smaller_limit_evicts_at_once():
 
 
 def test_a_local_tier_without_a_limit_is_refused():
+    """Seen in LMCache#1724."""
     context = simulated_context(tier="disk")
 
     class Endless(Recording):

@@ -72,6 +72,7 @@ def test_starters_at_the_same_moment_get_one_daemon(runtime):
 
 
 def test_next_engine_adopts_what_the_first_has_stored(runtime):
+    """Seen in Mooncake#2306."""
     first = connect()
     assert store(first, 1) == [True]
     first.close()
@@ -90,7 +91,10 @@ def test_another_configuration_has_a_daemon_of_its_own(runtime):
 
 
 def test_memory_is_configured_per_worker(runtime):
-    """Seen in LMCache#2901."""
+    """Seen in LMCache#2901.
+
+    Seen in SemiAnalysisAI/InferenceX#1709.
+    """
     client = connect(daemon={"private": True, "grace": "1s", "workers": 2})
     assert describe(client)["memory"]["capacity"] == 64 << 20
     client.close()

@@ -69,7 +69,10 @@ def client(daemon):
     ids=["lookup", "reserved", "writing", "leased", "all"],
 )  # fmt: skip
 def test_killed_client_gives_everything_back_within_a_second(daemon, client, orders):
-    """Seen in vllm#44100, LMCache#4287, LMCache#5265."""
+    """Seen in vllm#44100, LMCache#4287, LMCache#5265.
+
+    Seen in Mooncake#1078.
+    """
     with Client(daemon) as victim:
         for order in orders:
             victim.do(order)
@@ -152,6 +155,7 @@ def test_lost_connection_is_not_death(daemon, client):
 
 
 def test_reservation_that_outlived_its_connection_does_not_commit(daemon, client):
+    """Seen in vllm#46283."""
     (held,) = client.reserve([(key(601), ROOM + 65536)], None)
     client._lost(client.home)
     wait_for(lambda: client.home is not None, 2)

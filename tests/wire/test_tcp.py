@@ -64,6 +64,7 @@ def test_client_on_the_same_node_moves_to_the_socket_of_the_same_boot(daemon):
 
 
 def test_values_stream_with_the_token(daemon):
+    """Seen in LMCache#4534."""
     client = connect(daemon, token=TOKEN, transfer="tcp")
     assert store(client, *range(10, 20), nbytes=1 << 20) == [True] * 10
     loaded = client.load([key(n) for n in range(10, 21)], None)

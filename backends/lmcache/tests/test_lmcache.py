@@ -26,6 +26,8 @@ def test_no_daemon_is_unavailable_and_no_address_a_configuration_error(tmp_path)
 
 
 def test_killed_daemon_is_unavailable_and_found_again(tmp_path):
+    """Seen in LMCache#2088."""
+
     async def body(daemon):
         backend = LMCacheBackend(LMCacheConfig(f"unix://{daemon.path}"), real_context())
         await backend.open()

@@ -130,6 +130,7 @@ def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually
 
 @pytest.mark.slow
 def test_two_daemons_on_one_server_share_hits(serve, tmp_path):
+    """Seen in LMCache#3387."""
     server = serve()
     written = tmp_path / "kv.yaml"
     tiers = [{"cpu": {"size": "64MiB"}}, {"redis": {"url": server.url, "deadline": "5s"}}]
