@@ -8,11 +8,12 @@ so decoding lies inside; chaos plays the store itself.
 from lmcache_core.wrappers.breaker import Breaker, BreakerOptions
 from lmcache_core.wrappers.chaos import Chaos, ChaosOptions
 from lmcache_core.wrappers.check import Check, CheckOptions
+from lmcache_core.wrappers.coder import Chain
 from lmcache_core.wrappers.limit import Limit, LimitOptions
 from lmcache_core.wrappers.metrics import Measured
 from lmcache_core.wrappers.recode import Serde
 from lmcache_core.wrappers.retry import Retried, Retry, RetryOptions
-from lmcache_core.wrappers.serde import Chain, Encoded
+from lmcache_core.wrappers.serde import Encoded
 
 ORDER = ("metrics", "limit", "breaker", "retry", "check", "serde", "chaos")
 
