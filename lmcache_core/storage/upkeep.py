@@ -115,12 +115,18 @@ def evict(tier: Tier, need: int, tenant: str, promised: dict[str, int], /) -> bo
     if victims is None:
         return False
     promised[tenant] = promised.get(tenant, 0) + need
+    _tell(tier, victims)
+    return True
+
+
+def _tell(tier: Tier, victims: Sequence[Key]) -> None:
+    """Count values that are to leave for want of room, and say so."""
     if victims:
+        assert tier.holdings is not None
         freed = sum(tier.holdings.leaving[key] for key in victims)
         tier.count("out_bytes_total", freed, why="evicted")
         tier.count("evicted_chunks_total", len(victims))
         tier.context.emit(Evicted(tier=tier.name, count=len(victims), nbytes=freed))
-    return True
 
 
 async def shrink(tier: Tier, deadline: float | None, /) -> None:
@@ -129,10 +135,7 @@ async def shrink(tier: Tier, deadline: float | None, /) -> None:
     assert holdings is not None
     while holdings.used > holdings.limit:
         async with tier.room:
-            victims = holdings.excess()
-            freed = sum(holdings.leaving[key] for key in victims)
-            tier.count("out_bytes_total", freed, why="evicted")
-            tier.count("evicted_chunks_total", len(victims))
+            _tell(tier, holdings.excess())
             await sweep(tier, deadline)
         if holdings.used > holdings.limit:
             if deadline is not None and clock.now() >= deadline:

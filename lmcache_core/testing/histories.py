@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
+import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache_core.spi import (
-    BackendError,
     Key,
     Lease,
     Refusal,
     Reservation,
 )
-from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Reason
-from lmcache_core.testing.places import World
-from lmcache_core.testing.simulation import SimLoop, run_simulated, sim_loop
+from lmcache_core.testing.operators import Operators
+from lmcache_core.testing.simulation import run_simulated
 from lmcache_core.testing.worlds import (
     PAGE,
+    TAGS,
     fill,
     frame_nbytes,
     key_of,
@@ -41,40 +40,57 @@ from lmcache_core.testing.worlds import (
 )
 
 CHAINS, LENGTH = 5, 6
-TAGS = ("red", "blue")
 LATE_S = 1e-3
 """How far after its deadline a request may end, in virtual seconds."""
 
 
 @dataclass
 class Outcome:
-    """What one history did."""
+    """What one history did.
+
+    Attributes:
+        faults: injected faults that met something, by kind.
+        digest: of every event and its time, in order.
+    """
 
     seed: int
     operations: int = 0
     verified: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    faults: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    digest: str = ""
 
 
-class History(World):
+class History(Operators):
     """One world and its clients; see the module."""
 
     def __init__(self, outcome: Outcome, operations: int, kinds: Sequence[str]) -> None:
-        self.loop: SimLoop = sim_loop()
-        super().__init__(random.Random(self.loop.random.getrandbits(64)), kinds)
+        super().__init__(operations, outcome.reasons, kinds)
         self.outcome = outcome
-        self.left = operations
-        self.resizing = False
         self.sizes = [self.source.choice((PAGE, 2 * PAGE, 999)) for _ in range(CHAINS)]
-        self.spare: list[str] = []
-        self.manager: StorageManager
+        self.events = self.cursor = 0
+        self.log = hashlib.sha256()
 
     # -- what must hold --------------------------------------------------------------------------------------
 
+    def note(self, *what: object) -> None:
+        """An event: part of the digest; then everything must hold."""
+        self.log.update(repr((self.loop.time(), what)).encode())
+        self.check()
+
     def check(self) -> None:
-        """After every event."""
+        """After every event; every fourth time the books are compared with the structures themselves."""
+        manager = self.manager
+        stock = manager.pool.accounting()
+        terms = (stock.free, stock.clean, stock.dirty, stock.reserved, stock.quarantined)
+        assert sum(terms) == stock.capacity and min(terms) >= 0, f"capacity identity: {stock}"
+        self.verify_visible()
+        self.events += 1
+        if self.events % 4 == 0:
+            self.check_books()
+
+    def check_books(self) -> None:
         manager = self.manager
         manager.pool.check()
         for tier in manager.tiers:
@@ -85,10 +101,38 @@ class History(World):
             assert used <= tier.limit, f"{tier.name} holds {used} bytes, limit {tier.limit}"
         manager.writing.books.check()
 
+    def verify_visible(self) -> None:
+        """Visible implies verified: one value after the other, each at some event."""
+        found, then = self.manager.pool.scan(self.cursor, 1)
+        self.cursor = then or 0
+        leases = self.manager.pool.lease([key for key, _ in found], "check", touch=False)
+        for lease in leases:
+            if lease is not None:
+                self.verify(lease)
+        self.manager.pool.release(leases)
+
+    def verify(self, lease: Lease) -> None:
+        """Assert that a value is what its key says."""
+        verify_lease(lease)
+
+    def replay(self) -> None:
+        """Events and indexes add up to what is there: call it when nothing moves."""
+        manager = self.manager
+        snapshot = manager.metrics.snapshot()
+        for name in (manager.context.tier, *(tier.name for tier in manager.tiers)):
+            counted = snapshot.total("lmcache_tier_evicted_chunks_total", tier=name)
+            assert self.evicted[name] == counted, f"{name}: {self.evicted[name]} of {counted} told"
+        for tier in manager.tiers:
+            if tier.holdings is not None and tier.complete.is_set():
+                index, holds = tier.holdings.index, self.places[tier.name].holds
+                ghosts = [index.key(slot) for slot in index.slots() if index.visible(slot)]
+                ghosts = [key for key in ghosts if not holds(key)]
+                assert not ghosts, f"{tier.name} promises what it does not hold: {ghosts}"
+
     def serve(self, leases: Sequence[Lease | None]) -> None:
         for lease in leases:
             if lease is not None:
-                verify_lease(lease)
+                self.verify(lease)
                 self.outcome.verified += 1
 
     # -- clients ---------------------------------------------------------------------------------------------
@@ -101,10 +145,6 @@ class History(World):
         chains = {key_of(chain * 100): size for chain, size in enumerate(self.sizes)}
         return chains[keys[0]]
 
-    def deadline(self) -> float | None:
-        seconds = self.source.choice((None, 0.0, 0.01, 0.3, 2.0))
-        return None if seconds is None else self.loop.time() + seconds
-
     def answered(self, deadline: float | None) -> None:
         assert deadline is None or self.loop.time() <= deadline + LATE_S, "answered too late"
 
@@ -116,8 +156,9 @@ class History(World):
         while self.left > 0:
             self.left -= 1
             self.outcome.operations += 1
-            await self.source.choice(verbs)(name)
-            self.check()
+            verb = self.source.choice(verbs)
+            await verb(name)
+            self.note(name, verb.__name__)
             await asyncio.sleep(self.source.choice((0.0, 0.001, 0.05, 0.5)))
 
     async def store(self, name: str) -> None:
@@ -151,6 +192,7 @@ class History(World):
             keys, name, deadline=deadline, done=done if self.source.random() < 0.3 else None
         )
         self.answered(deadline)
+        self.note(loaded.reason.value, len(loaded.leases))
         self.outcome.reasons[f"load {loaded.reason.value}"] += 1
         assert (len(loaded.leases) == len(keys)) == (loaded.reason is Reason.COMPLETE)
         assert [lease.key for lease in loaded.leases] == keys[: len(loaded.leases)]
@@ -194,84 +236,12 @@ class History(World):
         await asyncio.sleep(self.source.uniform(0, 0.2))
         self.manager.pool.close_owner(f"{name} lost", proof=True)
 
-    # -- operators -------------------------------------------------------------------------------------------
-
-    async def operator(self) -> None:
-        verbs = [
-            self.delete, self.delete, self.invalidate, self.clear, self.flush, self.freeze,
-            self.resize, self.swap, self.copy, self.listing,
-        ]  # fmt: skip
-        while self.left > 0:
-            await asyncio.sleep(self.source.uniform(0, 2))
-            verb = self.source.choice(verbs)
-            self.outcome.reasons[f"operator {verb.__name__}"] += 1
-            try:
-                await verb()
-            except BackendError:
-                self.outcome.reasons[f"operator {verb.__name__} incomplete"] += 1
-            self.check()
-
-    async def delete(self) -> None:
-        await self.manager.delete(self.keys(), deadline=self.deadline())
-
-    async def invalidate(self) -> None:
-        await self.manager.invalidate(self.source.choice(TAGS), deadline=self.deadline())
-
-    async def clear(self) -> None:
-        digit = self.source.randrange(4)
-        wanted: Any = lambda key: key.digest[0] % 4 == digit  # noqa: E731
-        await self.manager.clear(wanted, deadline=self.deadline())
-
-    async def flush(self) -> None:
-        deadline = self.deadline()
-        await self.manager.flush(deadline=deadline or self.loop.time() + 5)
-
-    async def freeze(self) -> None:
-        self.manager.freeze()
-        await asyncio.sleep(self.source.uniform(0, 1))
-        self.manager.unfreeze()
-
-    async def resize(self) -> None:
-        local = [tier for tier in self.manager.tiers if tier.holdings is not None]
-        if local:
-            tier = self.source.choice(local)
-            self.resizing = True
-            await self.manager.set_limit(tier.name, self.source.choice((6, 12, 40)) * 3 * PAGE)
-            self.resizing = tier.holdings is not None and tier.holdings.used > tier.limit
-
-    async def swap(self) -> None:
-        """Take a tier out, or put one in that was out (with what it kept)."""
-        if self.spare and self.source.random() < 0.7:
-            name = self.spare.pop()
-            await self.manager.add_tier(self.make_tier(name), position=self.source.randrange(2))
-        elif len(self.manager.tiers) > 1:
-            tier = self.source.choice(self.manager.tiers)
-            left = await self.manager.remove_tier(tier.name, deadline=self.loop.time() + 3)
-            if not left.errors:
-                self.spare.append(tier.name)
-
-    async def copy(self) -> None:
-        if len(self.manager.tiers) > 1:
-            one, two = self.source.sample([tier.name for tier in self.manager.tiers], 2)
-            verb = self.source.choice((self.manager.copy, self.manager.move))
-            await verb(self.keys(), one, two, deadline=self.loop.time() + 2)
-
-    async def listing(self) -> None:
-        for name in ("cpu", *(tier.name for tier in self.manager.tiers)):
-            after: str | None = None
-            while True:
-                page = await self.manager.list(name, after=after, limit=7)
-                after = page.after
-                if after is None:
-                    break
-
     # -- the whole -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         names = ["a", "b", "c"][: self.source.choice((1, 2, 2, 3))]
-        self.manager = self.make_manager(names)
-        await self.manager.open()
-        clients = [self.loop.create_task(self.client(f"client {i}")) for i in range(4)]
+        await self.begin(names)
+        clients = [self.loop.create_task(client) for client in self.clients()]
         await asyncio.gather(*clients, self.loop.create_task(self.operator()))
         if self.source.random() < 0.2:
             await self.close(hasty=True)
@@ -281,9 +251,8 @@ class History(World):
         await self.quiet()
         await self.close()
         if self.source.random() < 0.5:
-            self.manager = self.make_manager(names)
             self.spare.clear()
-            await self.manager.open()
+            await self.begin(names)
             for chain in range(CHAINS):
                 keys = [key_of(chain * 100 + at) for at in range(LENGTH)]
                 loaded = await self.manager.load(keys, "reader")
@@ -291,6 +260,15 @@ class History(World):
                 self.manager.release(loaded.leases)
             await self.quiet()
             await self.close()
+
+    async def begin(self, names: Sequence[str]) -> None:
+        """Open a manager on the places."""
+        self.manager = self.make_manager(names)
+        await self.manager.open()
+
+    def clients(self) -> list[Coroutine[Any, Any, None]]:
+        """Who works, until ``left`` is used up."""
+        return [self.client(f"client {i}") for i in range(4)]
 
     async def quiet(self) -> None:
         """Everything comes to rest, and then nothing is left in flight."""
@@ -306,6 +284,7 @@ class History(World):
             assert not len(tier.quarantine) and not tier.storing, f"{tier.name} has calls left"
         self.check()
         manager.check()
+        self.replay()
 
     async def close(self, *, hasty: bool = False) -> None:
         begun = self.loop.time()
@@ -325,13 +304,19 @@ class History(World):
 
 
 def run_history(
-    seed: int, /, *, operations: int = 120, kinds: Sequence[str] = ("memory",)
+    seed: int,
+    /,
+    *,
+    operations: int = 120,
+    kinds: Sequence[str] = ("memory",),
+    kind: type[History] = History,
 ) -> Outcome:
     """Run one history.
 
     Args:
         operations: of clients.
         kinds: names in ``places.FACTORIES`` that tiers are drawn from.
+        kind: what it is made of.
 
     Raises:
         AssertionError: something did not hold; the same seed finds it again.
@@ -340,7 +325,11 @@ def run_history(
     begun = time.perf_counter()
 
     async def main() -> None:
-        await History(outcome, operations, kinds).run()
+        history = kind(outcome, operations, kinds)
+        await history.run()
+        for place in history.places.values():
+            outcome.faults.update(place.hit())
+        outcome.digest = history.log.hexdigest()
 
     run_simulated(main(), seed, limit=5_000_000)
     outcome.seconds = time.perf_counter() - begun

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmcache_core.config import Config, EngineConfig, ManagerConfig, Share, TierConfig, WritePolicy
+from lmcache_core.memory.arena import Access
 from lmcache_core.observers import Metrics
 from lmcache_core.policies.lru import LRU, LRUConfig
-from lmcache_core.spi import AbstractBackend, ByteSize, Context, Duration
+from lmcache_core.spi import AbstractBackend, ByteSize, Context, Duration, Event, Evicted, Key
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.tier import Tier
 from lmcache_core.testing.contexts import simulated_context
@@ -35,11 +37,15 @@ class Place:
         backend: innermost, holding the bytes.
         used: bytes really there now.
         calm: makes the tier behave from now on.
+        hit: faults that met something, by kind.
+        holds: whether a value is really there now.
     """
 
     backend: AbstractBackend
     used: Callable[[], int]
     calm: Callable[[], None]
+    hit: Callable[[], Counter[str]] = Counter
+    holds: Callable[[Key], bool] = lambda key: True
 
 
 Factory = Callable[[Context, random.Random, bool], Place]
@@ -67,7 +73,10 @@ def memory_place(context: Context, source: random.Random, shared: bool) -> Place
     def calm() -> None:
         chaos.active = late.hangs = False
 
-    return Place(late, lambda: memory._nbytes, calm)
+    return Place(
+        late, lambda: memory._nbytes, calm,
+        lambda: chaos.hit + Counter(hang=late.hung), lambda key: key in memory._values,
+    )  # fmt: skip
 
 
 class _Hanging(Late):
@@ -87,9 +96,16 @@ class World:
         self.places: dict[str, Place] = {}
         self.shared: dict[str, bool] = {}
         self.metrics = Metrics()
+        self.evicted: Counter[str] = Counter()
 
     def context(self, name: str) -> Context:
-        return simulated_context(tier=name, random=random.Random(self.source.getrandbits(64)))
+        source = random.Random(self.source.getrandbits(64))
+        return simulated_context(tier=name, random=source, emit=self.observe)
+
+    def observe(self, event: Event, /) -> None:
+        """Add up what events say."""
+        if isinstance(event, Evicted):
+            self.evicted[event.tier] += event.count
 
     def make_tier(self, name: str) -> Tier:
         source, context = self.source, self.context(name)
@@ -117,8 +133,9 @@ class World:
         )
         return Tier(config, backend, context=context, policy=lambda limit: LRU(LRUConfig(), limit))
 
-    def make_manager(self, names: Sequence[str]) -> StorageManager:
+    def make_manager(self, names: Sequence[str], access: Access = Access.PRIVATE) -> StorageManager:
         source = self.source
+        self.evicted.clear()
         config = Config(
             engine=EngineConfig(),
             manager=ManagerConfig(
@@ -129,10 +146,10 @@ class World:
                 close_timeout=Duration(30.0),
             ),
         )
-        context = replace(self.context("cpu"), emit=lambda event: None)
         manager = make_manager(
-            [], capacity=source.choice((8, 16, 64)) * 3 * PAGE, context=context, config=config
-        )
+            [], capacity=source.choice((8, 16, 64)) * 3 * PAGE, context=self.context("cpu"),
+            config=config, access=access,
+        )  # fmt: skip
         self.metrics = manager.metrics
         manager._given += [self.make_tier(name) for name in names]
         return manager

@@ -43,6 +43,7 @@ from lmcache_core.testing.fakes import Slow
 
 SPACE = hashlib.sha256(b"space").digest()
 TOKENS = 256
+TAGS = ("red", "blue")
 PAGE = 4096
 
 
@@ -120,12 +121,13 @@ class Late(Wrapper):
     Attributes:
         seconds: how long loads and stores take; a number, or a function that draws one.
         running: calls that have not ended.
+        hung: calls that took more than no time.
     """
 
     def __init__(self, context: Context, inner: AbstractBackend, /, seconds: Any = 0.0) -> None:
         super().__init__(None, context, inner)
         self.seconds = seconds
-        self.running = 0
+        self.running = self.hung = 0
 
     async def open(self) -> None:
         await super().open()
@@ -172,6 +174,7 @@ class Late(Wrapper):
         until = self.context.clock.now() + seconds
         cancelled = False
         self.running += 1
+        self.hung += seconds > 0
         try:
             while (left := until - self.context.clock.now()) > 1e-9:
                 try:
@@ -237,12 +240,13 @@ def make_manager(
     context: Context | None = None,
     config: Config | None = None,
     seed: int = 0,
+    access: Access = Access.PRIVATE,
     **settings: Any,
 ) -> StorageManager:
-    """A manager on a small private pool; ``settings`` are those of ``ManagerConfig``."""
+    """A manager on a small pool; ``settings`` are those of ``ManagerConfig``."""
     context = context or simulated_context(tier="cpu", random=random.Random(seed))
     config = config or Config(manager=ManagerConfig(**settings))
-    arena = Arena(capacity, MemoryOptions(populate=False), access=Access.PRIVATE, overcommit=True)
+    arena = Arena(capacity, MemoryOptions(populate=False), access=access, overcommit=True)
     managers: list[StorageManager] = []
     shares = config.manager
     pool = Pool(

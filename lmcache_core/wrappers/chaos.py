@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ class Chaos(Around):
 
     Attributes:
         active: False makes it a plain passage, for looking at what the faults left.
+        hit: faults that met something, by the name of their option.
     """
 
     config_type = ChaosOptions
@@ -47,6 +49,7 @@ class Chaos(Around):
     def __init__(self, config: ChaosOptions, context: Context, inner: AbstractBackend, /) -> None:
         super().__init__(config, context, inner)
         self.active = True
+        self.hit: Counter[str] = Counter()
 
     async def around(
         self,
@@ -59,6 +62,7 @@ class Chaos(Around):
     ) -> Any:
         await self._pause()
         failing, lost = self._chance(self.config.fail), self._chance(0.5)
+        self.hit["fail"] += failing and len(batch) > 0
         if failing and not lost:
             raise Unavailable(f"chaos: {verb} failed", operation=verb)
         if verb == "store":
@@ -71,7 +75,7 @@ class Chaos(Around):
         if verb == "delete":
             return results
         if verb == "lookup":
-            return [None if each and self._chance(self.config.lose) else each for each in results]
+            return [None if each and self._lost() else each for each in results]
         results = list(results)
         for index, item in enumerate(batch):
             if index:
@@ -79,6 +83,7 @@ class Chaos(Around):
             if verb == "load" and results[index].status is LoadStatus.FILLED:
                 self._spoil(item, results[index].nbytes)
             if self._chance(self.config.fail_item):
+                self.hit["fail_item"] += 1
                 error = Unavailable(f"chaos: a {verb} failed", operation=verb)
                 results[index] = failed(verb, error)
             if done is not None:
@@ -87,6 +92,11 @@ class Chaos(Around):
 
     def _chance(self, probability: float) -> bool:
         return self.active and probability > 0 and self.context.random.random() < probability
+
+    def _lost(self) -> bool:
+        lost = self._chance(self.config.lose)
+        self.hit["lose"] += lost
+        return lost
 
     async def _pause(self) -> None:
         if self._chance(self.config.delay):
@@ -97,12 +107,15 @@ class Chaos(Around):
         if whole.nbytes and self._chance(self.config.flip):
             at = self.context.random.randrange(whole.nbytes)
             whole[at] ^= 1 << self.context.random.randrange(8)
+            self.hit["flip"] += 1
         if whole.nbytes and self._chance(self.config.tear):
             at = self.context.random.randrange(whole.nbytes)
+            self.hit["tear"] += any(whole[at:])
             whole[at:] = bytes(whole.nbytes - at)
 
     def _rotten(self, item: Store) -> Store:
         copy = bytearray(b"".join(item.parts))
         if copy:
             copy[self.context.random.randrange(len(copy))] ^= 1 << self.context.random.randrange(8)
+            self.hit["rot"] += 1
         return replace(item, parts=(memoryview(copy),))
