@@ -27,6 +27,7 @@ from lmcache_core.memory.leases import Held
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import ConfigError, Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
+from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies, tls
 from lmcache_server import service
@@ -126,8 +127,6 @@ class Daemon:
             return runner.run(self._run())
 
     async def _run(self) -> Shutdown:
-        self.loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
         config, metrics, options = self.effective.config, Metrics(), self.options
         registry = self.effective.registry
         observers = [
@@ -142,10 +141,7 @@ class Daemon:
             )
             self.builder.access = options.access
             self.builder.overcommit = options.overcommit
-            self.manager = await self.builder.build()
-            self.sessions = Sessions(self.manager, self._session_over)
-            self.engines = Engines(self.manager, self.log.info)
-            self.pins = Pins(self.manager, self.now)
+            self.attach(await self.builder.build())
             self._warm_up()
             for each in listen(options.path, options.host, options.port, options.sockets):
                 self._serve(each)
@@ -165,6 +161,15 @@ class Daemon:
         shutdown = await self._end()
         events.close()
         return shutdown
+
+    def attach(self, manager: StorageManager) -> None:
+        """Serve this manager, on the loop that runs now."""
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self.manager = manager
+        self.sessions = Sessions(manager, self._session_over)
+        self.engines = Engines(manager, self.log.info)
+        self.pins = Pins(manager, self.now)
 
     def _warm_up(self) -> None:
         """Do once what the first client would wait for: load what a hello needs, begin to touch memory."""
