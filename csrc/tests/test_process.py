@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +67,12 @@ def test_other_threads_run_during_a_large_call() -> None:
         "thread.join()\n"
         "assert seen == ['main', 'call'], seen\n"
     )
+
+
+def test_the_module_needs_no_tensor_library_and_no_accelerator() -> None:
+    """Seen in LMCache#1294 and LMCache#585: built against one torch, it did not load beside another."""
+    from lmcache_native import ops
+
+    module = Path(ops.__file__)
+    assert module.name.endswith((".abi3.so", ".abi3.dylib", ".pyd"))
+    assert re.findall(rb"lib(torch|c10|cuda|cudart|amdhip|nccl)\S*", module.read_bytes()) == []
