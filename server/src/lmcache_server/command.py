@@ -58,15 +58,15 @@ def main(context: typer.Context) -> int:
     for note in effective.notes:
         logging.getLogger("lmcache.server").warning("%s", note)
 
-    http_port = _number("--http-port", given.http_port, 0)
+    http = _http(given)
     beside = []
 
     def ready(daemon: Daemon) -> None:
         _banner(daemon)
-        if given.http_port is not None:
+        if http:
             from lmcache_server.http.command import beside as start
 
-            beside.append(start(options.path, host=given.http_host, port=http_port))
+            beside.append(start(options.path, *http))
         service.tell(service.READY)
         if report is not None:
             os.write(report, b"+")
@@ -85,6 +85,20 @@ def main(context: typer.Context) -> int:
     sys.stderr.flush()
     # A tier that hangs in the kernel must not keep the process; everything else has ended.
     os._exit(int(bool(shutdown.errors or shutdown.unwritten)))
+
+
+def _http(given: argparse.Namespace) -> list[str]:
+    """Flags of the HTTP process beside the daemon; none where no port of it is wanted."""
+    wanted = []
+    for kind in ("http", "prometheus"):
+        port = getattr(given, f"{kind}_port")
+        if port is not None:
+            own = "prometheus-" if kind == "prometheus" else ""
+            wanted += [f"--{own}port", str(_number(f"--{kind}-port", port, 0))]
+            wanted += [f"--{own}host", getattr(given, f"{kind}_host") or "127.0.0.1"]
+    if wanted and given.http_port is None:
+        wanted.append("--only-prometheus")
+    return wanted
 
 
 def settings(given: argparse.Namespace) -> dict[str, Any]:
@@ -218,7 +232,7 @@ def _banner(daemon: Daemon) -> None:
         f"memory: {text(daemon.manager.pool.capacity)}, {options.mode}; chunk_size {config.engine.chunk_size}"
     )
     for tier in daemon.manager.tiers:
-        wrapped = ", ".join(choice.name for choice in tier.config.serde)
+        wrapped = ", ".join(each.name for chain in tier.config.chains for each in chain)
         size = f", {text(tier.config.size)}" if tier.config.size else ""
         state = "ready" if tier.usable else "not answering yet"
         remark(

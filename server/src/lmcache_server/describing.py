@@ -24,7 +24,9 @@ def document(daemon: Daemon) -> bytes:
     serving = {tier.name for tier in manager.tiers}
     configured = [t for t in config.tiers if not daemon.builder.is_resident(t)]
     plugins = {each.name: each.plugin for each in configured}
-    serdes = {each.name: [choice.name for choice in each.serde] for each in configured}
+    serdes = {
+        each.name: [choice.name for chain in each.chains for choice in chain] for each in configured
+    }
     tiers = [
         {
             "name": name,

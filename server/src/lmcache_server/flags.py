@@ -57,6 +57,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--ssl-keyfile", _M, "its key, where that is another file", value="FILE", own=True),
     Flag("--http-host", _M, "address of the HTTP port (127.0.0.1)", value="HOST"),
     Flag("--http-port", _M, "start `lmcache http` beside it, on this port; none when not given", value="PORT"),
+    Flag("--prometheus-port", _M, "one more port of it, for /metrics alone; also without --http-port", value="PORT"),
+    Flag("--prometheus-host", _M, "its address (127.0.0.1); scrapers need no token there", value="HOST", own=True),
     Flag("--chunk-size", _M, "tokens per chunk", "chunk_size", "TOKENS"),
     Flag("--l1-size-gb", _M, "size of memory in GiB", "max_local_cpu_size", "GIB"),
     Flag("--l1-use-hugepages", _M, "use huge pages the system has set aside", "local_cpu_use_hugepages", ""),
@@ -87,7 +89,6 @@ FLAGS: tuple[Flag, ...] = (
     *_rows(_N, "memory is used up to its size, leaves before roots", "eviction-trigger-watermark", "eviction-ratio"),
     *_rows(_N, "each tier says when it is written and read (write, promote)", "l2-store-policy",
            "l2-prefetch-policy", "l2-prefetch-max-in-flight", "periodic-notifier-interval-ms"),
-    *_rows(_N, "metrics are at /metrics of --http-port", "prometheus-port"),
     *_rows(_N, "metrics and events cost nothing and are always on", "event-bus-queue-size", "metrics-sample-rate",
            "kv-event-log-size"),
     *(Flag(f"--{name}", _N, "metrics and events cost nothing and are always on", value="") for name in (

@@ -8,6 +8,8 @@ import sys
 import time
 from signal import SIGTERM
 from socket import create_connection, socket
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -127,6 +129,24 @@ def test_server_starts_http_beside_itself_and_it_ends_with_it(tmp_path):
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert probe(port)
         daemon.kill()
+        wait_for(lambda: not probe(port), what="the end of the HTTP process")
+
+
+def test_metrics_have_a_port_of_their_own_where_wanted(tmp_path):
+    """Seen in local-inference-lab/rtx6kpro#98: one port for both could not be scraped and be safe."""
+    port, admin = free_port(), free_port()
+    flags = ("--prometheus-port", str(port), "--prometheus-host", "0.0.0.0")
+    for others in ((), ("--http-port", str(admin))):
+        with Daemon(tmp_path, *flags, *others, env={"LMCACHE_RUNTIME_DIR": str(tmp_path)}):
+            wait_for(lambda: probe(port))
+            with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                assert b"lmcache_" in answer.read()
+            for path in ("/status", "/config", "/quota"):
+                with pytest.raises(HTTPError, match="404"):
+                    urlopen(f"http://127.0.0.1:{port}{path}")
+            if others:
+                wait_for(lambda: probe(admin))
+            assert probe(admin) == bool(others)
         wait_for(lambda: not probe(port), what="the end of the HTTP process")
 
 

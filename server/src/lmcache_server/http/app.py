@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Path, Request, Response
+from starlette.applications import Starlette
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from lmcache_core import __version__
 from lmcache_core.spi import BackendError, ConfigError, Secret
@@ -51,6 +53,18 @@ def create(operator: Operator, token: Secret, *, hosts: tuple[str, ...] = ()) ->
     app.include_router(_values(operator))
     app.include_router(_changing(operator))
     return app
+
+
+def create_scraped(operator: Operator) -> Starlette:
+    """What a scraper asks for and nothing else, for a port that others reach: no token, no name checked."""
+
+    def metrics(request: Request) -> Response:
+        return Response(exposition(operator.snapshot()), media_type=CONTENT_TYPE)
+
+    return Starlette(
+        routes=[Route("/metrics", metrics)],
+        exception_handlers={error: _answer(status) for error, status in _STATUS},
+    )
 
 
 def _answer(status: int) -> Callable[[Request, Exception], JSONResponse]:

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -36,20 +37,42 @@ def http(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name by which it is reached; repeat for several.")
     ] = None,
+    prometheus_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="One more port, for /metrics alone.")
+    ] = None,
+    prometheus_host: Annotated[str, typer.Option(help="Its address.")] = "127.0.0.1",
+    only_prometheus: Annotated[bool, typer.Option(help="Serve nothing but /metrics.")] = False,
     until_stdin_ends: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> int:
     """Serve health, status, metrics and administration of a daemon over HTTP."""
-    import uvicorn
-
     from lmcache_server.client.operator import Operator, read_token
-    from lmcache_server.http.app import create
+    from lmcache_server.http.app import create, create_scraped
     from lmcache_server.http.guard import make_token
 
-    listener = _listen(host, port)
-    port = listener.getsockname()[1]
-    path = http_token_file or f"{runtime_folder()}/http-{port}.token"
     operator = Operator(daemon, token=read_token(token_file))
-    served = create(operator, make_token(path), hosts=tuple(allow_host or ()))
+    servers: list[Callable[[], None]] = []
+    if prometheus_port is not None:
+        listener = _listen(prometheus_host, prometheus_port)
+        servers.append(_server(create_scraped(operator), listener, until_stdin_ends))
+        remark(f"lmcache http serves /metrics on {_shown(listener)}")
+    if not only_prometheus:
+        listener = _listen(host, port)
+        path = http_token_file or f"{runtime_folder()}/http-{listener.getsockname()[1]}.token"
+        served = create(operator, make_token(path), hosts=tuple(allow_host or ()))
+        servers.append(_server(served, listener, until_stdin_ends))
+        remark(f"lmcache http serves on {_shown(listener)}; token in {path}")
+    if not servers:
+        raise ConfigError("--only-prometheus needs --prometheus-port")
+    for run in servers[:-1]:  # signals reach the last; the others end with the process
+        threading.Thread(target=run, name="lmcache-http-metrics", daemon=True).start()
+    servers[-1]()
+    operator.close()
+    return 0
+
+
+def _server(served: Any, listener: socket.socket, until_stdin_ends: bool) -> Callable[[], None]:
+    import uvicorn
+
     server = uvicorn.Server(
         uvicorn.Config(
             served, log_level="warning", access_log=False, proxy_headers=False, server_header=False,
@@ -60,11 +83,12 @@ def http(
         threading.Thread(
             target=_watch, args=(server,), name="lmcache-http-end", daemon=True
         ).start()
-    shown = f"[{host}]" if ":" in host else host
-    remark(f"lmcache http serves on http://{shown}:{port}; token in {path}")
-    server.run([listener])
-    operator.close()
-    return 0
+    return lambda: server.run([listener])
+
+
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _watch(server: object) -> None:
@@ -82,12 +106,12 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {why}") from error
 
 
-def beside(path: str, /, *, host: str | None, port: int) -> subprocess.Popen[bytes]:
+def beside(path: str, /, *flags: str) -> subprocess.Popen[bytes]:
     """Start it for the daemon at this socket; it ends with the process that holds the answer."""
     return subprocess.Popen(
         [
             sys.executable, "-m", "lmcache_core", "http", "--until-stdin-ends",
-            "--daemon", f"unix://{path}", "--host", host or "127.0.0.1", "--port", str(port),
+            "--daemon", f"unix://{path}", *flags,
         ],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
     )  # fmt: skip
