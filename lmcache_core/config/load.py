@@ -252,12 +252,15 @@ def _tier(binder: Binder, item: Item, exact: bool) -> TierConfig:
         choice = binder.choice("policies", policy, f"{path}.policy")
         given["policy"], given["policy_options"] = choice.name, choice.options
     tier = binder.bind(TierConfig, Item(ours, written.origin), path, given=given)
-    for index, choice in enumerate(tier.serde):
-        serde, item = binder.plugin("serdes", choice.name, item, path), ours["serde"]
-        if index and issubclass(serde, TensorSerde):
-            problem = f"{choice.name!r} understands tensors and must come first"
-            raise refuse(item, f"{path}.serde", problem)
-        if exact and not serde.lossless:
-            problem = f"{choice.name!r} is lossy, and exact: true forbids that"
-            raise refuse(item, f"{path}.serde[{index}]", problem)
+    key = "ladder" if tier.ladder else "serde"
+    for level, chain in enumerate(tier.chains):
+        where = f"{path}.ladder[{level}]" if tier.ladder else f"{path}.serde"
+        for index, choice in enumerate(chain):
+            serde, item = binder.plugin("serdes", choice.name, item, path), ours[key]
+            if index and issubclass(serde, TensorSerde):
+                problem = f"{choice.name!r} understands tensors and must come first"
+                raise refuse(item, where, problem)
+            if exact and not serde.lossless:
+                problem = f"{choice.name!r} is lossy, and exact: true forbids that"
+                raise refuse(item, f"{where}[{index}]", problem)
     return tier

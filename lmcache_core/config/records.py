@@ -96,6 +96,10 @@ class TierConfig:
         deadline: longest wait for one call on a batch; the manager may wait less (cost gate, budgets).
         quotas: limits of single tenants in this tier, before ``TenantConfig.quota``.
         serde: encodings in order of encoding; encryption last.
+        ladder: instead of it several chains, finest first: a value is kept in each form, and a load fetches
+            what arrives in time.
+        ladder_target: a load from the ladder should take no longer; the finest form that makes it is
+            fetched. 0 for the finest that is as quick as any.
         wrappers: options of wrappers, by wrapper name; each value an instance of its ``config_type``, or False
             to leave out one that is there unasked.
     """
@@ -113,6 +117,8 @@ class TierConfig:
     deadline: Duration = Duration(1.0)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     serde: Annotated[tuple[PluginChoice, ...], "serdes"] = ()
+    ladder: tuple[Annotated[tuple[PluginChoice, ...], "serdes"], ...] = ()
+    ladder_target: Duration = Duration(0.0)
     wrappers: Annotated[Mapping[str, object], "wrappers"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,6 +126,13 @@ class TierConfig:
             raise ValueError(f"not a tier name: {self.name!r} (letters, digits, '_', '-', '.')")
         if self.after_touches not in (1, 2):
             raise ValueError(f"after_touches is 1 or 2, not {self.after_touches}")
+        if self.ladder and self.serde:
+            raise ValueError("serde and ladder are two ways to encode; keep one")
+
+    @property
+    def chains(self) -> tuple[tuple[PluginChoice, ...], ...]:
+        """Every chain of serdes that values of this tier may go through."""
+        return self.ladder or ((self.serde,) if self.serde else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from lmcache_core.clock import SystemClock
-from lmcache_core.config import Config, Share, TierConfig
+from lmcache_core.config import Config, PluginChoice, Share, TierConfig
 from lmcache_core.files import OsFiles
 from lmcache_core.identity.space import APPROXIMATE, EXACT
 from lmcache_core.memory.arena import Access, Arena
@@ -43,6 +43,8 @@ from lmcache_core.wrappers import (
     Check,
     CheckOptions,
     Encoded,
+    Ladder,
+    LadderOptions,
     Limit,
     LimitOptions,
     Measured,
@@ -68,7 +70,7 @@ BREAKER_STATES = {"closed": 0, "half open": 1, "open": 2}
 def fidelity(config: Config, registry: Registry, /) -> str:
     """``"exact"``, or ``approx:`` and the lossy serdes of all tiers with the options that were chosen."""
     lossy = set()
-    for choice in (choice for tier in config.tiers for choice in tier.serde):
+    for choice in (each for tier in config.tiers for chain in tier.chains for each in chain):
         found = registry.load("serdes", choice.name)
         if not found.lossless:
             options, plain = _options(found, choice.options), found.config_type()
@@ -157,7 +159,7 @@ class Builder:
                 raise ConfigError(
                     f"tier {tier.name!r} holds values in memory where they are used: write it first, and once"
                 )
-            elif tier.serde:
+            elif tier.chains:
                 raise ConfigError(
                     f"tier {tier.name!r} holds values where they are used, so nothing can be encoded there: "
                     "give the serde to a tier below"
@@ -233,8 +235,12 @@ class Builder:
                 layers[name] = lambda inner, core=core, options=options: core(
                     options, context, inner
                 )  # type: ignore[misc]
-        if chain := self.chain(config):
-            layers["serde"] = lambda inner: Encoded(chain, context, inner)
+        chains = tuple(self.chain(config, chain) for chain in config.chains)
+        if config.ladder:
+            levels = LadderOptions(levels=chains, target=config.ladder_target)
+            layers["serde"] = lambda inner: Ladder(levels, context, inner)
+        elif chains:
+            layers["serde"] = lambda inner: Encoded(chains[0], context, inner)
         for name in reversed(ORDER):
             if name in layers:
                 backend = layers[name](backend)
@@ -243,10 +249,10 @@ class Builder:
             backend = found(_options(found, options), context, backend)
         return Measured(self.metrics, context, backend)
 
-    def chain(self, config: TierConfig, /) -> Chain | None:
-        """The serdes of a tier, None when it has none."""
+    def chain(self, config: TierConfig, choices: Sequence[PluginChoice], /) -> Chain:
+        """Some serdes of a tier."""
         serdes = []
-        for choice in config.serde:
+        for choice in choices:
             found = self.registry.load("serdes", choice.name)
             if self.config.engine.exact and not found.lossless:
                 raise ConfigError(
@@ -254,7 +260,7 @@ class Builder:
                     "and the engine is exact; remove one of the two"
                 )
             serdes.append(found(_options(found, choice.options)))
-        return Chain(serdes=tuple(serdes), find=self.reader_of) if serdes else None
+        return Chain(serdes=tuple(serdes), find=self.reader_of)
 
     def reader_of(self, wire_id: str, /) -> Serde | None:
         """A serde named like its wire id, for what an earlier configuration wrote."""

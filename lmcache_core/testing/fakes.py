@@ -26,6 +26,8 @@ from lmcache_core.spi import (
 )
 
 T = TypeVar("T")
+PACE_NBYTES = 1 << 16
+"""Steps in which a link's rate is looked at."""
 
 
 class _Fake(Wrapper):
@@ -110,6 +112,36 @@ class Slow(_Fake):
     ) -> T:
         if self.seconds is not None:
             await self.context.clock.sleep(self.seconds)
+        return await call()
+
+
+class Paced(_Fake):
+    """A link of limited speed: what calls load passes one call after the other.
+
+    Attributes:
+        rate: bytes per second, given the clock's time.
+    """
+
+    def __init__(
+        self, context: Context, inner: AbstractBackend, /, rate: Callable[[float], float]
+    ) -> None:
+        super().__init__(context, inner)
+        self.rate = rate
+        self._free = 0.0
+
+    async def around(
+        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
+    ) -> T:
+        now = self.context.clock.now
+        left = sum(item.room for item in batch) if verb == "load" else 0
+        due = max(self._free, now())
+        while left > 0:
+            step = min(left, PACE_NBYTES)
+            due += step / self.rate(due)
+            left -= step
+        self._free = due
+        if due > now():
+            await self.context.clock.sleep(due - now())
         return await call()
 
 

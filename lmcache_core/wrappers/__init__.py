@@ -9,6 +9,7 @@ from lmcache_core.wrappers.breaker import Breaker, BreakerOptions
 from lmcache_core.wrappers.chaos import Chaos, ChaosOptions
 from lmcache_core.wrappers.check import Check, CheckOptions
 from lmcache_core.wrappers.coder import Chain
+from lmcache_core.wrappers.ladder import Ladder, LadderOptions
 from lmcache_core.wrappers.limit import Limit, LimitOptions
 from lmcache_core.wrappers.metrics import Measured
 from lmcache_core.wrappers.recode import Serde
@@ -27,6 +28,8 @@ __all__ = [
     "Check",
     "CheckOptions",
     "Encoded",
+    "Ladder",
+    "LadderOptions",
     "Limit",
     "LimitOptions",
     "Measured",

@@ -50,6 +50,7 @@ class Coder:
 
     Attributes:
         serdes: those that encode.
+        lossy: whether approximate values may be decoded.
         spare: buffers for encoded values; whoever gets one in a ``Coded`` gives it back.
     """
 
@@ -59,6 +60,7 @@ class Coder:
         self._context = context
         self._find = chain.find
         self._by_id = {serde.wire_id: serde for serde in (*chain.known, *chain.serdes)}
+        self.lossy = not all(serde.lossless for serde in chain.serdes)
         for serde in chain.serdes[1:]:
             if isinstance(serde, TensorSerde):
                 raise ConfigError(
@@ -234,7 +236,7 @@ class Coder:
                 raise Corrupt(
                     f"{header.key!r} is not {serde.wire_id} as required", operation="load"
                 )
-        if header.approximate and all(serde.lossless for serde in self.serdes):
+        if header.approximate and not self.lossy:
             raise Corrupt(f"{header.key!r} is approximate where all is exact", operation="load")
 
     def room(self, header: frame.Header, /) -> int:

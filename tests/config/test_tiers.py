@@ -61,6 +61,19 @@ def test_a_key_that_both_know_goes_to_both(tmp_path: Path) -> None:
     assert tier.options == plugins.CpuOptions(size=ByteSize(2 * 2**30))
 
 
+def test_a_ladder_is_a_list_of_chains(tmp_path: Path) -> None:
+    (tier,) = read(
+        tmp_path,
+        "tiers: [{cpu: {ladder: [[], [zip], [quant: {bits: 8}], [{quant: {bits: 4}}, zip]],"
+        " ladder_target: 200ms}}]\n",
+    ).config.tiers
+    assert [[choice.name for choice in chain] for chain in tier.chains] == [
+        [], ["zip"], ["quant"], ["quant", "zip"],
+    ]  # fmt: skip
+    assert tier.ladder[2][0].options == plugins.QuantOptions(bits=8)
+    assert (tier.serde, tier.ladder_target) == ((), 0.2)
+
+
 def test_options_of_policy_serde_key_manager_and_observer_are_bound(tmp_path: Path) -> None:
     config = read(
         tmp_path,
@@ -177,6 +190,14 @@ def test_a_wrapper_can_be_left_out(tmp_path: Path) -> None:
         (
             "exact: true\ntiers:\n- cpu:\n    serde: [quant]\n",
             "kv.yaml:4: tiers.cpu.serde[0]: 'quant' is lossy, and exact: true forbids that",
+        ),
+        (
+            "exact: true\ntiers:\n- cpu:\n    ladder: [[zip], [quant]]\n",
+            "kv.yaml:4: tiers.cpu.ladder[1][0]: 'quant' is lossy, and exact: true forbids that",
+        ),
+        (
+            "tiers: [{cpu: {serde: zip, ladder: [[zip], [quant]]}}]",
+            "kv.yaml:1: tiers.cpu: serde and ladder are two ways to encode; keep one",
         ),
         (
             "policy: exact\ntiers: [{cpu: {serde: quant}}]",

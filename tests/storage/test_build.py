@@ -50,10 +50,13 @@ def layers(backend):
 
 def test_wrappers_lie_in_one_order_however_they_are_written():
     wanted = {"chaos": ChaosOptions(), "check": None, "retry": False}
-    made = tier(wrappers=wanted, serde=(PluginChoice(name="squeeze"),))
+    chain = (PluginChoice(name="squeeze"),)
+    made = tier(wrappers=wanted, serde=chain)
     builder = Builder(config(made), registry(), Metrics(), default_context)
     names = layers(builder.tier(made).backend)
     assert names == ["Check", "Measured", "Limit", "Breaker", "Encoded", "Chaos", "MemoryBackend"]
+    names[names.index("Encoded")] = "Ladder"
+    assert layers(builder.tier(tier(wrappers=wanted, ladder=((), chain))).backend) == names
     plain = layers(builder.tier(MEMORY).backend)
     assert plain == ["Measured", "Limit", "Breaker", "Retry", "Check", "MemoryBackend"]
 
@@ -122,11 +125,13 @@ def test_fidelity_names_what_loses_something_and_how():
     assert fidelity(config(exact, lossy), registry()) == "approx:lossy(keep=3)"
     plain = tier(serde=(PluginChoice(name="lossy"),))
     assert fidelity(config(lossy, plain), registry()) == "approx:lossy+lossy(keep=3)"
+    ladder = tier(ladder=((), (PluginChoice(name="squeeze"),), lossy.serde))
+    assert fidelity(config(exact, ladder), registry()) == "approx:lossy(keep=3)"
 
 
 def test_what_an_earlier_configuration_wrote_is_read_by_the_plugin_of_that_name():
     builder = Builder(config(MEMORY), registry(), Metrics(), default_context)
-    chain = builder.chain(tier(serde=(PluginChoice(name="lossy"),)))
+    chain = builder.chain(MEMORY, (PluginChoice(name="lossy"),))
     assert isinstance(chain.find("squeeze"), Squeeze)
     assert chain.find("gone") is None
 

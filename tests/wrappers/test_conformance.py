@@ -30,6 +30,8 @@ from lmcache_core.wrappers import (
     Check,
     CheckOptions,
     Encoded,
+    Ladder,
+    LadderOptions,
     Limit,
     LimitOptions,
     Measured,
@@ -187,3 +189,9 @@ class TestEncoded(Framed):
 
     def wrap(self, context, inner):
         return Encoded(Chain(serdes=(Squeeze(), Squeeze())), context, inner)
+
+
+class TestLadder(TestEncoded):
+    def wrap(self, context, inner):
+        levels = (Chain(serdes=()), Chain(serdes=(Squeeze(),)))
+        return Ladder(LadderOptions(levels=levels), context, inner)
