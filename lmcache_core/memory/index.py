@@ -8,7 +8,7 @@ share one dictionary keyed by the 32 raw bytes of the digest. Not thread-safe: i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lmcache_core.spi.keys import Key
@@ -46,6 +46,8 @@ class Index:
     * ``flags`` *: bits that belong to the owner of the index; 0 at ``add``.
     * ``expires`` *: clock time after which the value counts as absent, ``NEVER`` by default.
     * ``places``, ``positions``, ``leases`` *: extents of a pool (only with ``extents``).
+
+    ``watch``, where it is set, is told each key that can be found from now on (True) or no longer (False).
     """
 
     def __init__(self, *, extents: bool = False) -> None:
@@ -63,6 +65,7 @@ class Index:
         self.positions = array("H")  # a slab has at most 16 Ki extents
         self.leases = array("I")
         self.places: list[Any] = []
+        self.watch: Callable[[Key, bool], None] | None = None
 
     def __len__(self) -> int:
         return len(self._digests) - len(self._free)
@@ -127,6 +130,8 @@ class Index:
         start = slot * IDENTITY_NBYTES
         assert len(identity) == IDENTITY_NBYTES
         self._identity[start : start + IDENTITY_NBYTES] = identity
+        if self.watch is not None:
+            self.watch(key, True)
         return slot
 
     def hide(self, slot: int, /) -> None:
@@ -139,6 +144,8 @@ class Index:
             if not table.slots:
                 del self._tables[table.space, table.group]
                 table.homes.clear()  # no cycle is left to the collector
+            if self.watch is not None:
+                self.watch(Key(table.space, digest, table.group), False)
 
     def remove(self, slot: int, /) -> None:
         """Forget a record; its slot may be used again."""

@@ -199,6 +199,8 @@ class Administration(Serving):
         until = deadline or self.context.clock.now() + self.config.manager.close_timeout
         parked, trouble = await tier.close(until)
         self.writing.detach(tier)
+        if self.feed is not None:
+            self.feed.emptied(name)
         self._removed.append(tier)
         return Shutdown({name: parked} if parked else {}, 0, {name: trouble} if trouble else {})
 
@@ -245,6 +247,8 @@ class Administration(Serving):
         tier.metrics = self.metrics
         tier.gate = Gate(self.prefill, self.context.random, enabled=self.config.manager.cost_gate)
         tier.quarantine.limit = int(self.pool.capacity * self.config.manager.quarantine)
+        if self.feed is not None:
+            tier.watch = self.feed.watch(tier.name)
         await tier.open(OPEN_WAIT_S)
         self.writing.attach(tier)
 

@@ -18,6 +18,7 @@ from lmcache_core.spi import (
     Refusal,
     Reservation,
 )
+from lmcache_core.storage.feed import Feed
 from lmcache_core.storage.gate import Prefill
 from lmcache_core.storage.loading import Loader
 from lmcache_core.storage.results import Shutdown
@@ -38,9 +39,10 @@ class Resident:
         context: clock, randomness, log and ``emit``; its tier name is the name of the resident tier.
         metrics: where everything is counted.
         resident: the backend that made the pool; closed last.
+        feed: told what comes and goes in memory and in local tiers.
 
     Attributes:
-        pool, tiers, metrics: as given; only the manager changes them.
+        pool, tiers, metrics, feed: as given; only the manager changes them.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Resident:
         config: Config | None = None,
         metrics: Metrics | None = None,
         resident: AbstractBackend | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.config = config or Config()
         self._resident = resident
@@ -65,6 +68,9 @@ class Resident:
         self.loader = Loader(pool, self.tiers, now=context.clock.now, rose=self.writing.rose)
         self.closed = False
         self.frozen = False
+        self.feed = feed
+        if feed is not None:
+            pool.index.watch = feed.watch(context.tier)
         self._given = list(tiers)
         self._removed: list[Tier] = []
         self._tasks = Tasks("manager", context.log)

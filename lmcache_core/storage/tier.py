@@ -94,6 +94,8 @@ class Tier:
         self.codec = next((layer for layer in layers if isinstance(layer, Encoded)), None)
         self._policy, self._quota = policy, quota
         self._registered = 0
+        self.watch: Callable[[Key, bool], None] | None = None
+        """Told what comes and goes; set before ``open``."""
         self.deleting: set[Key] = set()
         """Keys in a deletion under way: each is in one at most, so that none hits a later store."""
         self.gone: set[Key] | None = None
@@ -179,6 +181,7 @@ class Tier:
         self.holdings = Holdings(
             nbytes, self._policy(nbytes), footprint, quota=lambda tenant: quota(tenant, self.limit)
         )
+        self.holdings.index.watch = self.watch
 
     @property
     def limit(self) -> int:

@@ -21,7 +21,7 @@ LENGTH = struct.Struct("<I")
 Reply = (
     replies.Welcome | replies.Mapped | replies.Registered | replies.Found | replies.Granted
     | replies.Reserved | replies.Committed | replies.Count | replies.Document | replies.Values
-    | replies.Metered | replies.Done | replies.Failed
+    | replies.Changed | replies.Metered | replies.Done | replies.Failed
 )  # fmt: skip
 Notice = replies.Ready | replies.Revoke | replies.Boot
 ONE_WAY = (records.Dispatch, records.Release, records.Abort, records.Prefill)

@@ -248,6 +248,13 @@ class List(Message):
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
 
+class Follow(Message):
+    """What came and went since change number ``since``, or (None) only the number of the next one."""
+
+    since: Number | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+
+
 class Clear(Message):
     """Forget values: all, those of a space, or those under a tag; in one tier or everywhere."""
 

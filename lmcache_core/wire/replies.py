@@ -13,6 +13,7 @@ from lmcache_core.wire.records import (
     Message,
     Number,
     Record,
+    Runs,
     Text,
     Token,
 )
@@ -120,6 +121,29 @@ class Values(Message):
     nbytes: list[Number]
     after: Text | None = None
     pinned: Ids = field(default_factory=list)
+
+
+class Change(Struct, array_like=True):
+    """Values that came to a tier (``there``) or left it, in order; no runs: everything left it."""
+
+    tier: Label
+    there: bool
+    runs: Runs
+
+
+class Changed(Message):
+    """Answer to ``Follow``.
+
+    Attributes:
+        next: the number to ask from next; numbers belong to one boot of the daemon.
+        lost: changes since the number are not kept any more: list the tiers, then go on from ``next``.
+        tiers: the tiers that are followed; others are shared with others, who change them too.
+    """
+
+    next: Number
+    lost: bool
+    tiers: Labels
+    changes: list[Change]
 
 
 class Sample(Struct, array_like=True):

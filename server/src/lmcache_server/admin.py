@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from lmcache_core.spi import ConfigError, Key
 from lmcache_core.wire import records, replies
-from lmcache_core.wire.codec import Reply, to_keys
+from lmcache_core.wire.codec import Reply, to_keys, to_runs
 from lmcache_server import spaces
 from lmcache_server.session import Session
 from lmcache_server.verbs import Answer, Verb
@@ -55,6 +56,21 @@ def list_(daemon: Daemon, link: Connection, session: Session, ask: records.List)
         return replies.Values(ask.id, [key.text for key in keys], lengths, listing.after, pinned)
 
     return work()
+
+
+def follow(daemon: Daemon, link: Connection, session: Session, ask: records.Follow) -> Answer:
+    feed, manager = daemon.feed, daemon.manager
+    tiers = [manager.context.tier, *(t.name for t in manager.tiers if t.holdings is not None)]
+    start = feed.next if ask.since is None else ask.since
+    found = feed.since(start, ask.limit)
+    if found is None:
+        return replies.Changed(ask.id, feed.next, True, tiers, [])
+    parts = groupby(found, key=lambda each: (each.tier, each.there, each.key is None))
+    changes = [
+        replies.Change(tier, there, to_runs([each.key for each in part if each.key is not None]))
+        for (tier, there, _), part in parts
+    ]
+    return replies.Changed(ask.id, start + len(found), False, tiers, changes)
 
 
 def clear(daemon: Daemon, link: Connection, session: Session, ask: records.Clear) -> Answer:
@@ -177,6 +193,7 @@ ADMIN_VERBS: Mapping[type[records.Record], Verb] = {
     records.Describe: describe,
     records.Stats: stats,
     records.List: list_,
+    records.Follow: follow,
     records.Clear: clear,
     records.Flush: flush,
     records.Freeze: freeze,

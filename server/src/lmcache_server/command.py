@@ -206,17 +206,18 @@ def _options(given: argparse.Namespace) -> Options:
         overcommit=given.overcommit,
         grace=_number("--grace", given.grace, 30.0) if given.private else None,
         drain=_number("--drain-seconds", given.drain_seconds, 5.0),
+        changes=_number("--kv-event-log-size", given.kv_event_log_size, 1 << 14, most=1 << 24),
     )
 
 
-def _number(flag: str, written: str | None, default: Any) -> Any:
+def _number(flag: str, written: str | None, default: Any, *, most: int = (1 << 16) - 1) -> Any:
     if written is None:
         return default
     try:
         value = type(default)(written)
     except ValueError as error:
         raise ConfigError(f"{flag} takes a number, not {written!r}") from error
-    if not 0 <= value < 1 << 16:
+    if not 0 <= value <= most:
         raise ConfigError(f"{flag} is out of range: {written}")
     return value
 

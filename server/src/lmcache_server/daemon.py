@@ -27,6 +27,7 @@ from lmcache_core.memory.leases import Held
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import ConfigError, Key, LMCacheError, Secret
 from lmcache_core.storage.build import Builder, default_context, fidelity
+from lmcache_core.storage.feed import Feed
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies, tls
@@ -61,6 +62,7 @@ class Options:
         access: who may write into memory besides the daemon.
         overcommit: take more memory than the machine has.
         grace: seconds after its last client at which a private daemon ends; None for a public one.
+        changes: what came and went that is kept for followers.
         drain: seconds a stop waits for clients, and as many for unwritten values.
     """
 
@@ -75,6 +77,7 @@ class Options:
     overcommit: bool = False
     grace: float | None = None
     drain: float = 5.0
+    changes: int = 1 << 14
 
     @property
     def mode(self) -> str:
@@ -101,6 +104,7 @@ class Daemon:
         self.effective = effective
         self.options = options
         self.boot = secrets.token_bytes(16)
+        self.feed = Feed(options.changes)
         self.connections: set[Connection] = set()
         self.turns = Turns()
         self.tls: ssl.SSLContext | None = None
@@ -139,6 +143,7 @@ class Daemon:
             self.builder = Builder(
                 config, registry, metrics, lambda name: default_context(name, events)
             )
+            self.builder.feed = self.feed
             self.builder.access = options.access
             self.builder.overcommit = options.overcommit
             self.attach(await self.builder.build())

@@ -66,6 +66,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--l2-disk-path", _M, "folder of a disk tier", "local_disk", "PATH"),
     Flag("--l2-disk-size-gb", _M, "size of the disk tier in GiB", "max_local_disk_size", "GIB", own=True),
     Flag("--l2-adapter", _M, "one more tier: {\"type\": NAME, option: value}; repeat for several", value="JSON"),
+    Flag("--kv-event-log-size", _M, "arrivals and departures kept for those who follow them (16384)", value="COUNT"),
     Flag("--log-level", _M, "debug, info, warning, error", "log_level", "LEVEL", own=True),
     Flag("--arena-mode", _M, "sealed: only the daemon writes into memory, clients send what they store; "
          "shared-rw: every client of this user writes in place", value="MODE", own=True),
@@ -89,8 +90,7 @@ FLAGS: tuple[Flag, ...] = (
     *_rows(_N, "memory is used up to its size, leaves before roots", "eviction-trigger-watermark", "eviction-ratio"),
     *_rows(_N, "each tier says when it is written and read (write, promote)", "l2-store-policy",
            "l2-prefetch-policy", "l2-prefetch-max-in-flight", "periodic-notifier-interval-ms"),
-    *_rows(_N, "metrics and events cost nothing and are always on", "event-bus-queue-size", "metrics-sample-rate",
-           "kv-event-log-size"),
+    *_rows(_N, "metrics and events cost nothing and are always on", "event-bus-queue-size", "metrics-sample-rate"),
     *(Flag(f"--{name}", _N, "metrics and events cost nothing and are always on", value="") for name in (
         "disable-observability", "disable-metrics", "disable-grpc-metrics", "disable-logging",
     )),

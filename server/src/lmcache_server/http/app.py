@@ -15,7 +15,7 @@ from lmcache_core import __version__
 from lmcache_core.spi import BackendError, ConfigError, Secret
 from lmcache_core.spi.errors import DeadlineExceeded, Unavailable
 from lmcache_core.wire import records, replies
-from lmcache_core.wire.codec import to_runs
+from lmcache_core.wire.codec import to_keys, to_runs
 from lmcache_server.client.operator import Operator, parse_keys, parse_space
 from lmcache_server.http import bodies
 from lmcache_server.http.guard import Guard
@@ -158,6 +158,23 @@ def _values(operator: Operator) -> APIRouter:
             for key, nbytes in zip(page.keys, page.nbytes, strict=True)
         ]
         return {"objects": rows, "after": page.after}
+
+    @router.get("/changes")
+    def changes(since: bodies.Since = None, limit: bodies.Limit = 1000) -> Document:
+        """What came to memory and to local tiers and left them; go on with `next`.
+
+        `lost` says that some changes are not kept any more: list the objects, then go on.
+        """
+        found = operator.do(replies.Changed, lambda id: records.Follow(id, since, limit))
+        rows = [
+            {
+                "tier": each.tier,
+                "there": each.there,
+                "keys": [key.text for key in to_keys(each.runs)],
+            }
+            for each in found.changes
+        ]
+        return {"next": found.next, "lost": found.lost, "tiers": found.tiers, "changes": rows}
 
     @router.delete("/objects")
     def delete(body: bodies.Deletion) -> Document:
