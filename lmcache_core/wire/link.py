@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 import struct
 import time
@@ -20,6 +21,8 @@ _ROOM = 1 << 16
 _MOST_DESCRIPTORS = 128
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@qq")
+_COARSE = 9 / 8, 0.02
+"""How late the kernel may end a call on a socket: a share of the time asked for, and ticks of its clock."""
 _TLS_ALERT = re.compile(rb"\x15\x03.\x00\x02", re.DOTALL)
 """What a server of TLS answers to anything else."""
 
@@ -61,7 +64,8 @@ class Link:
         try:
             if address.path:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._limit(socket.SO_SNDTIMEO, timeout)  # a full backlog must not hold us
+                until = time.monotonic() + timeout
+                self._arm(socket.SO_SNDTIMEO, until)  # a full backlog must not hold us
                 self._socket.connect(address.path)
                 self._check_peer(address)
             else:
@@ -109,19 +113,18 @@ class Link:
             Unavailable, DeadlineExceeded: not all of it went out; the connection has failed.
         """
         try:
-            self._limit(socket.SO_SNDTIMEO, until - time.monotonic())
-            head = b"".join(frames) if len(frames) > 1 and len(frames[-1]) < _ROOM else None
+            first, *more = frames
             if descriptors:
+                self._arm(socket.SO_SNDTIMEO, until)
                 rights = struct.pack(f"{len(descriptors)}i", *descriptors)
                 sent = self._socket.sendmsg(
-                    [frames[0]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                    [first], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 )
-                self._socket.sendall(memoryview(frames[0])[sent:])
-            elif head is not None:
-                self._socket.sendall(head)
-            else:
-                for part in frames:
-                    self._socket.sendall(part)
+                first = memoryview(first)[sent:]
+            elif more and len(frames[-1]) < _ROOM:
+                first, more = b"".join(frames), []
+            for part in (first, *more):
+                self._push(memoryview(part), until)
         except OSError as error:
             raise self._broken(error, "send") from error
 
@@ -195,8 +198,12 @@ class Link:
         self._begin += have
         try:
             while have < view.nbytes:
-                self._limit(socket.SO_RCVTIMEO, until - time.monotonic())
-                got = self._socket.recv_into(view[have:], 0, socket.MSG_WAITALL)
+                self._arm(socket.SO_RCVTIMEO, until)
+                try:
+                    got = self._socket.recv_into(view[have:], 0, socket.MSG_WAITALL)
+                except BlockingIOError:
+                    self._wait(select.POLLIN, until)
+                    continue
                 if not got:
                     raise ConnectionResetError(0, "closed in the middle of a value")
                 have += got
@@ -226,33 +233,63 @@ class Link:
                 self._buffer.extend(bytes(length - len(self._buffer)))
         flags = 0
         if until:
-            self._limit(socket.SO_RCVTIMEO, until - time.monotonic())
+            self._arm(socket.SO_RCVTIMEO, until)
         else:
             flags = socket.MSG_DONTWAIT
-        with memoryview(self._buffer) as view, view[self._end :] as room:
-            if received is None:
-                got = self._socket.recv_into(room, 0, flags)
-            else:
-                space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
-                got, extra, _, _ = self._socket.recvmsg_into([room], space, flags)
-                for level, kind, data in extra:
-                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        received += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+        try:
+            with memoryview(self._buffer) as view, view[self._end :] as room:
+                if received is None:
+                    got = self._socket.recv_into(room, 0, flags)
+                else:
+                    space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
+                    got, extra, _, _ = self._socket.recvmsg_into([room], space, flags)
+                    for level, kind, data in extra:
+                        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                            received += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+        except BlockingIOError:
+            if not until:
+                raise
+            return self._wait(select.POLLIN, until)
         if not got:
             raise ConnectionResetError(0, "closed by the daemon")
         self._end += got
 
-    def _limit(self, option: int, seconds: float) -> None:
-        """Let the kernel end the next call after ``seconds``; asked anew only when that matters."""
+    def _push(self, view: memoryview, until: float) -> None:
+        """Send all of it."""
+        while view:
+            self._arm(socket.SO_SNDTIMEO, until)
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT, until)
+
+    def _arm(self, option: int, until: float) -> None:
+        """Let the kernel end the next call before ``until``; asked anew only when that matters.
+
+        Early enough that it is not late; ``_wait`` is for the rest.
+        """
+        seconds = until - time.monotonic()
         if seconds <= 0:
             raise BlockingIOError(0, "no time left")
-        have = self._timeouts[option]
-        if not seconds / 1.02 <= have <= seconds:
-            seconds = max(seconds / 1.01, 1e-5)
+        share, ticks = _COARSE
+        most = max((seconds - ticks) / share, 1e-5)
+        if not most / 1.02 <= self._timeouts[option] <= most:
+            seconds = max(most / 1.01, 1e-5)
             micros = int(seconds * 1e6)
             value = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
             self._socket.setsockopt(socket.SOL_SOCKET, option, value)
             self._timeouts[option] = seconds
+
+    def _wait(self, events: int, until: float) -> None:
+        """Wait by the clock of ``poll``, which is fine enough, until the socket is ready.
+
+        Raises:
+            BlockingIOError: it is not.
+        """
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1e3):
+            raise BlockingIOError(0, "no time left")
 
     def _broken(
         self, error: OSError, verb: str, *, keep: bool = False
