@@ -27,6 +27,7 @@ class Row:
     service: str = ""
     vendor: bool = False
     rivals: list[str] = field(default_factory=list)
+    variants: dict[str, str] = field(default_factory=dict)
 
     @property
     def package(self) -> str:
@@ -65,13 +66,16 @@ class Catalogue:
 
 
 def extras(catalogue: Catalogue) -> str:
-    """Extras: one per name, plus ``all``."""
+    """Extras: one per name, or its variants, plus ``all``, which takes the first of them."""
     lines, everything = [], []
     vendor = {row.dist for row in catalogue.rows if row.vendor}
+    variants = {row.dist: row.variants for row in catalogue.rows if row.variants}
     for dist, _, extra in catalogue.distributions:
-        lines.append(f'{extra} = ["{dist}=={catalogue.version}"]\n')
+        chosen = {name: f"{dist}[{own}]" for name, own in variants.get(dist, {}).items()}
+        chosen = chosen or {extra: dist}
+        lines += [f'{name} = ["{each}=={catalogue.version}"]\n' for name, each in chosen.items()]
         if dist not in vendor:
-            everything.append(dist)
+            everything.append(next(iter(chosen.values())))
     body = "".join(f'    "{dist}=={catalogue.version}",\n' for dist in dict.fromkeys(everything))
     return "".join(lines) + f"all = [\n{body}]\n"
 
