@@ -150,6 +150,18 @@ CATALOGUE: tuple[Entry, ...] = (
         service="bigtable",
     ),
     Entry(
+        kind="backends",
+        name="mooncake",
+        dist="lmcache-backend-mooncake",
+        path="backends/mooncake",
+        object="lmcache_backend_mooncake:MooncakeBackend",
+        extra="mooncake",
+        status="experimental",
+        needs="a Mooncake master; libibverbs1, libnuma1, libcurl4",
+        service="mooncake",
+        rivals=("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13",),
+    ),
+    Entry(
         kind="policies",
         name="lru",
         dist="lmcache",

@@ -173,7 +173,7 @@ def numbers(address: str) -> set[str]:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
         return set()
-    return {f"{place[0]}:{place[1]}" for *_, place in found}
+    return {f"{place[0]!s}:{place[1]}" for *_, place in found}
 
 
 def _seen_from(master: str) -> str:
