@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from lmcache_core import ops
 from lmcache_core.identity.canonical import Unkeyable
@@ -209,6 +210,7 @@ def embedding_extras(
     return found
 
 
+@cache
 def probe_digest() -> bytes:
     """Digest that exercises every rule here; peers that disagree on it must not share anything."""
     rows = Group(
