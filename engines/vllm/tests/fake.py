@@ -300,7 +300,7 @@ class Engine:
             worker.load()
             for name in self.cache.kv_cache_groups[0].layer_names[: self.hooked]:
                 worker.layer(name)
-        out.right = {}
+        out.right, written = {}, []
         order = sorted(out.num_scheduled_tokens, key=lambda id: out.before[id])
         for id in order:
             request, table, begin = out.asked[id], out.tables[id], out.before[id]
@@ -308,8 +308,17 @@ class Engine:
             good = out.right[id] = self.right(kv, table, begin)
             for position in range(begin, begin + out.num_scheduled_tokens[id]):
                 for layer, memory in enumerate(self.arrays):
-                    cell = kv[position][layer] if good else b"\xbd" * CELL
-                    memory[table[position // BLOCK], 0, position % BLOCK] = list(cell)
+                    cell = memory[table[position // BLOCK], 0, position % BLOCK]
+                    cell[:] = list(kv[position][layer] if good else b"\xbd" * CELL)
+                    written.append((layer % LAYERS, cell, cell.copy()))
+        for _, cell, _ in written:
+            cell[:] = 0xA6  # what is copied before its layer is computed is wrong
+        for layer, name in enumerate(self.cache.kv_cache_groups[0].layer_names):
+            for number, cell, value in written:
+                if number == layer:
+                    cell[:] = value
+            for worker in self.workers if layer < self.hooked else ():
+                worker.computed(name)
         out.failed, arrived = set(), []
         for worker in self.workers:
             worker.save()

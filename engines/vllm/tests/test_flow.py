@@ -257,20 +257,3 @@ def test_less_than_was_offered_may_be_taken(make, most, background):
     engine.most = None
     engine.pool.reset()
     assert served(engine, PROMPT) == 40
-
-
-@pytest.mark.parametrize("hooked", [1, 2])
-def test_layers_are_loaded_as_they_are_read_or_not_at_all(make, monkeypatch, hooked):
-    """Seen in LMCache#2934."""
-    served(make(ranks=2), PROMPT)
-    engine = make(ranks=2, use_layerwise=True, hooked=hooked)
-    filled = []
-    worker = engine.worker.worker
-    real = worker._fill
-    monkeypatch.setattr(worker, "_fill", lambda *given: filled.append(given[2:]) or real(*given))
-    assert served(engine, PROMPT) == 40
-    assert filled == [(0,), (1,)][:hooked]
-    assert engine.recomputed == 2 - hooked
-    engine.pool.reset()
-    assert served(engine, PROMPT) == 40
-    assert engine.recomputed == 2 - hooked

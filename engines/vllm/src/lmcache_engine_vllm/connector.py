@@ -87,7 +87,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        return None
+        self.halves.computed(layer_name)
 
     def wait_for_save(self) -> None:
         self.halves.save()

@@ -187,6 +187,12 @@ class Halves:
         if self.worker is not None:
             self.worker.layer(name)
 
+    @bounded(lambda: None)
+    def computed(self, name: str) -> None:
+        """A layer is computed."""
+        if self.worker is not None:
+            self.worker.computed(name)
+
     def save(self) -> None:
         """Keep what is computed; loads that were begun end here."""
         self._save()

@@ -133,6 +133,10 @@ class Kept:
         """What this rank has of one layer."""
         return _pieces(self.form, [n for n in self.mine if self.form.segments[n].layer == number])
 
+    def names(self, number: int) -> set[str]:
+        """Everything that makes up one layer."""
+        return {name for name, layer in self.numbers.items() if layer == number}
+
     @property
     def wire(self) -> Form:
         """The form as the daemon is told."""

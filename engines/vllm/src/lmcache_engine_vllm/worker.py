@@ -25,7 +25,7 @@ from lmcache_engine_vllm.canary import close
 from lmcache_engine_vllm.layout import Kept, Ranks
 from lmcache_engine_vllm.settings import LOG, Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
-from lmcache_engine_vllm.storing import Storing
+from lmcache_engine_vllm.storing import Batch, Storing
 from lmcache_engine_vllm.tally import Tally
 
 SAMPLE = 64
@@ -78,6 +78,8 @@ class Worker:
         self.visited: set[int] = set()
         self._layerwise = settings.layerwise
         """Loads that go on layer by layer during this forward pass, and the layers that are done."""
+        self.batches: list[Batch] = []
+        """Stores that are under way."""
         self.storing = Storing(
             client,
             settings.engine,
@@ -166,7 +168,7 @@ class Worker:
             self.client.release(leases or ())
             self._finish(load, self._lost(load, load.first))
         self.step.loads.clear()
-        self.step.stores.clear()
+        self._abandon()
 
     def fill(self, load: Load) -> set[int]:
         """Copy what is leased; returns the blocks that hold nothing good."""
@@ -206,6 +208,13 @@ class Worker:
         reach = load.spots[-1] + size if load.spots else 0
         return (self._lost(load, max(load.first, reach)) if reach < load.end else set()), nbytes
 
+    def computed(self, name: str) -> None:
+        """Keep one layer of what this step computes."""
+        if self._layerwise and not self.poisoned:
+            self._begin_stores()
+            for batch in self.batches:
+                self.storing.layer(batch, name)
+
     def save(self) -> None:
         """Keep what this step has computed."""
         self._end_open()
@@ -213,13 +222,15 @@ class Worker:
             self._compare(check)
         self.step.checks.clear()
         if self.poisoned:
+            self._abandon()
             return
-        stores, self.step.stores = self.step.stores, []
-        bad = {id(store) for store in stores if self._tainted(store)}
-        if self.ranks.world == 1:
-            stores = [store for store in stores if id(store) not in bad]
-        for (tenant, tags), group in groupby(stores, key=lambda store: (store.tenant, store.tags)):
-            self.storing.save([*group], tenant, tags, bad, self.step.turn)
+        self._begin_stores()
+        bad = {
+            id(store) for batch in self.batches for store in batch.stores if self._tainted(store)
+        }
+        while self.batches:
+            self.storing.end(self.batches[0], bad)
+            self.batches.pop(0)
 
     def taken(self) -> set[int]:
         """Blocks that failed since the last call."""
@@ -300,6 +311,17 @@ class Worker:
         return rule is VerifyHot.ALWAYS or (rule is VerifyHot.SAMPLE and self._seen % SAMPLE == 1)
 
     # -- stores --------------------------------------------------------------------------------------------------
+
+    def _begin_stores(self) -> None:
+        stores, self.step.stores = self.step.stores, []
+        for (tenant, tags), group in groupby(stores, key=lambda store: (store.tenant, store.tags)):
+            self.batches.append(self.storing.begin([*group], tenant, tags, self.step.turn))
+
+    def _abandon(self) -> None:
+        self.step.stores.clear()
+        for batch in self.batches:
+            self.storing.abandon(batch)
+        self.batches.clear()
 
     def _tainted(self, store: Store) -> bool:
         """Whether the chunks may rest on blocks that hold nothing good."""
