@@ -335,11 +335,11 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         kind="commands",
-        name="check",
+        name="check-disk",
         dist="lmcache-backend-disk",
         path="backends/disk",
         object="lmcache_backend_disk.command:app",
-        help="Verify every value of a disk or fs tier.",
+        help="Verify every value of a disk or fs tier; `check` calls it.",
         extra="disk",
         status="experimental",
     ),

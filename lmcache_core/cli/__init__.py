@@ -19,6 +19,7 @@ from lmcache_core import __version__
 
 OWN = {
     "bench": ("lmcache_core.cli.bench", "Measure configured tiers."),
+    "check": ("lmcache_core.cli.check", "Verify every value of folders, stores or tiers."),
     "config": ("lmcache_core.cli.config", "Show every effective setting and where it came from."),
     "doctor": ("lmcache_core.cli.doctor", "Check this machine, the plugins and every configured tier."),
     "plugins": ("lmcache_core.cli.plugins", "List, verify and start plugins."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -84,7 +85,7 @@ def tier(
         raise ConfigError(str(error)) from error
     found: list[Rate] = []
     states: set[str] = set()
-    for each in _chosen(effective, name or []):
+    for each in chosen(effective, name or []):
         try:
             found += _bench(each, effective, sizes, most, laps, timeout)
         except Exception as error:  # noqa: BLE001  named boundary: plugin code, and the other tiers matter too
@@ -95,7 +96,12 @@ def tier(
     return 3 if "unreachable" in states else int(bool(states))
 
 
-def _chosen(effective: Effective, names: list[str]) -> list[TierConfig]:
+def chosen(effective: Effective, names: Sequence[str]) -> list[TierConfig]:
+    """Configured tiers by name, all when none is named.
+
+    Raises:
+        ConfigError: there is no tier of that name.
+    """
     tiers = {each.name: each for each in effective.config.tiers}
     for each in names:
         if each not in tiers:

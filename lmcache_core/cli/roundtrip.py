@@ -117,9 +117,9 @@ def judged(error: Exception, tier: TierConfig, /) -> tuple[State, str, str]:
 
 @asynccontextmanager
 async def opened(
-    tier: TierConfig, effective: Effective, /, *, room: int
+    tier: TierConfig, effective: Effective, /, *, room: int, wrapped: bool = True
 ) -> AsyncIterator[AbstractBackend]:
-    """The backend of a tier in its wrappers, open; a resident one has at most ``room`` bytes."""
+    """The backend of a tier, in its wrappers unless told otherwise, open; a resident one has at most ``room`` bytes."""
     plain = default_context(tier.name)
     builder = Builder(effective.config, effective.registry, Metrics(), lambda name: plain)
 
@@ -129,7 +129,7 @@ async def opened(
 
     context = replace(plain, create_pool=create_pool)
     backend = builder.backend(tier, context)
-    if not builder.is_resident(tier):
+    if wrapped and not builder.is_resident(tier):
         backend = builder.wrap(tier, backend, context)
     await backend.open()
     try:

@@ -15,7 +15,7 @@ LAYOUT = {
 }
 CEILINGS = {
     "modules": 1235,
-    "cli": 840,
+    "cli": 1015,
     "config": 970,
     "engine": 780,
     "identity": 540,

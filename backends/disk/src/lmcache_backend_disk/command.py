@@ -1,4 +1,4 @@
-"""``lmcache check``: verify the files of a disk tier that no process is using."""
+"""``lmcache check PATH``: verify the files of a disk tier that no process is using."""
 
 # No postponed annotations: the command line is made from the types.
 
@@ -25,7 +25,7 @@ def main(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Verify every value of a disk or fs tier. Deletes nothing unless asked to; never what is foreign."""
+    """Verify every value of a disk or fs tier; `check` calls it. Deletes nothing unless asked to; never what is foreign."""
     reports = {path: _check(path, repair=repair) for path in paths}
     if as_json:
         print_json({path: asdict(report) for path, report in reports.items()})
