@@ -1,0 +1,71 @@
+"""The laws, on every kind of rail, real throughout."""
+
+import itertools
+import shutil
+
+import pytest
+from lmcache_backend_nixl import NixlBackend
+from lmcache_backend_nixl.config import NixlConfig, RailConfig
+
+from lmcache_core.spi import ByteSize
+from lmcache_core.testing.backend import BackendTests
+from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.stateful import StatefulBackendTests
+
+_numbers = itertools.count()
+
+
+class NixlTests(BackendTests, StatefulBackendTests):
+    plugin = "nixl"
+    examples, steps = 3, 20
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.folder = tmp_path
+
+    def reopen(self, store):
+        return NixlBackend(store.config, real_context())
+
+class TestFiles(NixlTests):
+    def crash(self, store):
+        """What another process finds: the files as they are now."""
+        self.config = NixlConfig(path=f"{store.config.path}-{next(_numbers)}")
+        shutil.copytree(store.config.path, self.config.path)
+        return NixlBackend(self.config, real_context())
+
+    def make_backend(self):
+        self.config = NixlConfig(path=str(self.folder / f"kv{next(_numbers)}"))
+        return NixlBackend(self.config, real_context())
+
+    def place(self, key):
+        return f"{self.config.path}/{key.text[-2:]}/{key.text}"
+
+    def peek(self, key):
+        try:
+            with open(self.place(key), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def poke(self, key, value):
+        with open(self.place(key), "wb") as file:
+            file.write(value)
+
+    def damage(self, key):
+        self.poke(key, b"other")
+
+
+class TestSharedFolder(TestFiles):
+    def crash(self, store):
+        return self.reopen(store)
+
+    def make_backend(self):
+        self.config = NixlConfig(path=str(self.folder / f"kv{next(_numbers)}"), shared=True, sync=True)
+        return NixlBackend(self.config, real_context())
+
+
+class TestStripes(NixlTests):
+    def make_backend(self):
+        folders = (self.folder / f"kv{next(_numbers)}" for _ in range(3))
+        rails = tuple(RailConfig(path=str(folder)) for folder in folders)
+        return NixlBackend(NixlConfig(rails=rails, stripe=ByteSize(1 << 16)), real_context())
