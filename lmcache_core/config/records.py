@@ -93,6 +93,7 @@ class TierConfig:
         after_touches: 1 stores at first sight, 2 only what was asked for before.
         promote: chunks found here are copied into the tiers above.
         ttl: chunks may be forgotten after this long.
+        scrub: bytes per second that are read and verified in the background, round after round; none by default.
         deadline: longest wait for one call on a batch; the manager may wait less (cost gate, budgets).
         quotas: limits of single tenants in this tier, before ``TenantConfig.quota``.
         serde: encodings in order of encoding; encryption last.
@@ -114,6 +115,7 @@ class TierConfig:
     after_touches: int = 1
     promote: bool = True
     ttl: Duration | None = None
+    scrub: ByteSize | None = None
     deadline: Duration = Duration(1.0)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     serde: Annotated[tuple[PluginChoice, ...], "serdes"] = ()

@@ -30,6 +30,7 @@ from lmcache_core.storage.answers import Answers
 from lmcache_core.storage.gate import Gate, Prefill
 from lmcache_core.storage.holdings import Holdings
 from lmcache_core.storage.quarantine import Quarantine
+from lmcache_core.storage.scrub import scrub
 from lmcache_core.storage.tasks import Tasks, settle
 from lmcache_core.storage.upkeep import PATIENCE
 from lmcache_core.wrappers import Check, CheckOptions, Encoded
@@ -156,6 +157,12 @@ class Tier:
                 raise ConfigError(
                     f"tier {self.name} keeps values that it cannot list: its limit would not hold"
                 )
+        if self.config.scrub and self.holdings is None:
+            raise ConfigError(
+                f"tier {self.name} is shared: remove scrub, and check it from one place (lmcache check)"
+            )
+        if self.config.scrub:
+            self.tasks.start("scrub", scrub(self, self.config.scrub))
         self.opened = True
         self.context.emit(TierOpened(tier=self.name, plugin=self.config.plugin))
 
@@ -224,7 +231,7 @@ class Tier:
         self,
         verb: str,
         work: Coroutine[Any, Any, T],
-        deadline: float | None,
+        deadline: float | Callable[[], float] | None,
         /,
         *,
         patience: float = 1.0,
@@ -234,6 +241,7 @@ class Tier:
         """Run one backend call, no longer than the deadlines allow.
 
         Args:
+            deadline: a clock time, or a function that tells it anew when it has come.
             nbytes: memory the call borrows. When nobody waits any more (deadline, cancellation) the call is
                 cancelled and the memory parked; ``late`` is called when it has really ended.
 
@@ -243,10 +251,17 @@ class Tier:
         """
         now = self.context.clock.now()
         limit = now + self.config.deadline * patience
-        until = limit if deadline is None else min(limit, deadline)
+        clock = self.context.clock
+
+        def left() -> float:
+            return _least(limit, deadline() if callable(deadline) else deadline) - clock.now()
+
         task = self.tasks.start(verb, work)
         try:
-            if await settle(task, until - now):
+            while not await settle(task, left()):
+                if left() <= 0:
+                    break
+            else:
                 return self._outcome(verb, task)
         except asyncio.CancelledError:
             self.quarantine.park(task, nbytes(), late)

@@ -15,7 +15,7 @@ from lmcache_core.identity import Unkeyable
 from lmcache_core.memory.backend import MemoryBackend
 from lmcache_core.observers import EVENT_LIMIT, METRICS, Emitter, Metrics, check_identities
 from lmcache_core.registry import Offer, Registry
-from lmcache_core.spi import Event, Store, Stored, TierOpened
+from lmcache_core.spi import ByteSize, Event, Store, Stored, TierOpened
 from lmcache_core.storage.build import build
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.testing.histories import run_history
@@ -124,7 +124,9 @@ def requests() -> None:
 
 def gated() -> None:
     async def play() -> None:
-        manager = make_manager([make_tier(seconds=1.0, size=1 << 20)], cost_gate=True)
+        manager = make_manager(
+            [make_tier(seconds=1.0, size=1 << 20, scrub=ByteSize(1 << 20))], cost_gate=True
+        )
         await manager.open()
         put(manager, KEYS)
         await manager.flush()
@@ -132,6 +134,7 @@ def gated() -> None:
             await manager.clear(tier=manager.context.tier)
             manager.report_prefill(1_000_000, 0.001)
             manager.release((await manager.load(KEYS, "reader")).leases)
+        await asyncio.sleep(200)
         await manager.aclose()
 
     run_simulated(play())
