@@ -32,6 +32,7 @@ from lmcache_core.storage.storing import store
 from lmcache_core.storage.tasks import settle
 from lmcache_core.storage.tier import Tier
 from lmcache_core.storage.writing import BATCH, Parcel
+from lmcache_core.wrappers import Ladder
 
 PAGE = 1000
 OPEN_WAIT_S = 5.0
@@ -246,6 +247,9 @@ class Administration(Serving):
     async def _admit(self, tier: Tier) -> None:
         tier.metrics = self.metrics
         tier.gate = Gate(self.prefill, self.context.random, enabled=self.config.manager.cost_gate)
+        if isinstance(tier.codec, Ladder):
+            tokens = self.config.engine.chunk_size
+            tier.codec.computing = lambda chunks: self.prefill.seconds(chunks * tokens)
         tier.quarantine.limit = int(self.pool.capacity * self.config.manager.quarantine)
         if self.feed is not None:
             tier.watch = self.feed.watch(tier.name)

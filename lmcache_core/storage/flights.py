@@ -66,10 +66,12 @@ class Flight:
 class Trip:
     """One backend call for several flights."""
 
-    __slots__ = ("begun", "flights", "task", "tier")
+    __slots__ = ("begun", "flights", "task", "tier", "tokens")
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, tokens: int) -> None:
         self.tier = tier
+        self.tokens = tokens
+        """Of one chunk."""
         self.begun = False
         self.flights: list[Flight] = []
         self.task: asyncio.Task[None] | None = None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable
 
 DECAY = 0.98
 """Weight of the past per measured call: about the last fifty count."""
 EXPLORE = 0.01
 """Share of requests that ask a tier which does not pay, so that a better day is noticed."""
+
+WINDOW = 8
+"""Arrivals over which a load that is under way is measured."""
 
 
 class Rate:
@@ -106,3 +111,51 @@ class Gate:
         """Whether storing makes sense: nobody would load what is dearer than computing it."""
         computing = self._prefill.seconds(tokens) if self.enabled else None
         return computing is None or self.load.expect(nbytes) <= computing
+
+    def patience(self, chunks: int, tokens: int, now: Callable[[], float], /) -> Patience:
+        """For a load of so many chunks that begins now."""
+        seconds = self._prefill.seconds if self.enabled else lambda tokens: None
+        return Patience(lambda count: seconds(count * tokens), chunks, now)
+
+
+class Patience:
+    """How long a load under way is worth waiting for: chunks have to come as fast as they could be computed.
+
+    Counted over the last ``WINDOW`` arrivals; before there are so many, all chunks may take what computing
+    all of them takes. So a link that slows down half way costs little more than computing the rest at once.
+    """
+
+    def __init__(
+        self,
+        computing: Callable[[int], float | None],
+        chunks: int,
+        now: Callable[[], float],
+        /,
+    ) -> None:
+        self._computing = computing
+        self._left = chunks
+        self._now = now
+        self._times = deque([now()], WINDOW + 1)
+
+    def arrived(self) -> None:
+        """One more chunk is here."""
+        self._left -= 1
+        self._times.append(self._now())
+
+    @property
+    def limit(self) -> float:
+        """When to stop waiting for the next chunk unless it has come."""
+        rest = self._computing(self._left) if self._left else None
+        if rest is None:
+            return float("inf")
+        stalled = self._times[-1] + rest
+        if len(self._times) <= WINDOW:
+            return stalled
+        return min(stalled, self._times[0] + rest / self._left * WINDOW)
+
+    def until(self) -> float:
+        """When to ask again: arrivals move the limit both ways."""
+        limit = self.limit
+        if limit == float("inf"):
+            return limit
+        return min(limit, self._now() + (self._computing(1) or 0.0))

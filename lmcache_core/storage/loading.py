@@ -152,7 +152,8 @@ class Loader:
                 request.settle(at, Reason.DEADLINE if unanswered else Reason.MISS)
                 self._pool.release(leases[position:])
                 break
-        self._depart(request, keys, self._affordable(request, wanted, tokens, share), tenant)
+        wanted = self._affordable(request, wanted, tokens, share)
+        self._depart(request, keys, wanted, tokens, tenant)
 
     def _join(self, request: Request, at: int, key: Key) -> bool:
         flight = self.flights.get(key)
@@ -196,6 +197,7 @@ class Loader:
         request: Request,
         keys: Sequence[Key],
         wanted: list[tuple[int, Tier, Found]],
+        tokens: int,
         tenant: str,
     ) -> None:
         """Reserve in order, as far as that goes, and start one trip per tier."""
@@ -211,7 +213,7 @@ class Loader:
                 if over:
                     self._pool.abort(grant)
                     continue
-                trip = trips.setdefault(tier, Trip(tier))
+                trip = trips.setdefault(tier, Trip(tier, tokens))
                 self.flights[key] = flight = Flight(key, grant, trip, found.expires)
                 trip.flights.append(flight)
                 flight.waiting.append((request, at))
@@ -265,6 +267,7 @@ class Loader:
             flight = up.pop(index, None)
             if flight is not None and self._land(flight, result):
                 good += flight.reservation.extent.nbytes
+                patience.arrived()
 
         def late() -> None:
             for flight in parked:
@@ -285,19 +288,30 @@ class Loader:
             tier.holdings.touch([slot for _, slot in held])
         begun = self._now()
         until = begun + tier.config.deadline
+        patience = tier.gate.patience(len(flights), trip.tokens, self._now)
         batch = [Load(flight.key, (flight.reservation.view,)) for flight in flights]
         try:
             await tier.prepare(self._pool.arena)
             lent = True
             work = tier.backend.load(batch, done=arrived, deadline=until)
-            results = await tier.call("load", work, until, nbytes=lambda: _nbytes(up), late=late)
+            results = await tier.call(
+                "load", work, patience.until, nbytes=lambda: _nbytes(up), late=late
+            )
             for index, result in enumerate(results):
                 arrived(index, result)
             if good:
                 tier.gate.load.note(good, self._now() - begun)
         except DeadlineExceeded:
-            tier.gate.load.note(_nbytes(up) + good, self._now() - begun)
-            give_up(Reason.DEADLINE, quiet=False)
+            # Computing what is left may take less time than waiting for it.
+            slow = patience.limit <= self._now() < until
+            took = self._now() - begun
+            if not slow:
+                tier.gate.load.note(_nbytes(up) + good, took)
+            else:  # when nothing came, it is only known that all would take longer
+                tier.gate.load.note(good or _nbytes(up), took if good else 2 * took)
+            if slow:
+                tier.count("gate_skips_total", len(up), verb="load")
+            give_up(Reason.GATE if slow else Reason.DEADLINE, quiet=False)
         except BackendError:
             give_up(Reason.FAILED, quiet=True)
         except BaseException:

@@ -116,7 +116,7 @@ class Slow(_Fake):
 
 
 class Paced(_Fake):
-    """A link of limited speed: what calls load passes one call after the other.
+    """A link of limited speed: values that calls load pass it one after the other.
 
     Attributes:
         rate: bytes per second, given the clock's time.
@@ -129,20 +129,31 @@ class Paced(_Fake):
         self.rate = rate
         self._free = 0.0
 
-    async def around(
-        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
-    ) -> T:
+    async def load(
+        self,
+        batch: Sequence[Load],
+        /,
+        *,
+        done: LoadDone | None = None,
+        deadline: float | None = None,
+    ) -> Sequence[Loaded]:
+        results = list[Loaded]()
+        for at, item in enumerate(batch):
+            await self._pass(item.room if item.length is None else item.length)
+            results += await self.inner.load([item], deadline=deadline)
+            if done is not None:
+                done(at, results[at])
+        return results
+
+    async def _pass(self, nbytes: int) -> None:
         now = self.context.clock.now
-        left = sum(item.room for item in batch) if verb == "load" else 0
         due = max(self._free, now())
-        while left > 0:
-            step = min(left, PACE_NBYTES)
+        while nbytes > 0:
+            step = min(nbytes, PACE_NBYTES)
             due += step / self.rate(due)
-            left -= step
+            nbytes -= step
         self._free = due
-        if due > now():
-            await self.context.clock.sleep(due - now())
-        return await call()
+        await self.context.clock.sleep(max(0.0, due - now()))
 
 
 class Torn(_Fake):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -68,6 +68,10 @@ class Ladder(Encoded):
 
     They are the segments of one opaque value, whose header says where each begins: a form is read and
     verified without the others. A value of which only one form pays is stored as that form alone.
+
+    Attributes:
+        target: see ``LadderOptions``.
+        computing: seconds in which so many chunks could be computed instead, None while unknown.
     """
 
     def __init__(self, config: LadderOptions, context: Context, inner: AbstractBackend, /) -> None:
@@ -79,6 +83,7 @@ class Ladder(Encoded):
             raise ConfigError(f"ladder: {max(required, key=len)} must be in every level or in none")
         self.coder.lossy = any(coder.lossy for coder in self.coders)
         self.target = config.target
+        self.computing: Callable[[int], float | None] = lambda chunks: None
         self.link = Link(LANES)
         self._indexes: OrderedDict[Key, Rungs] = OrderedDict()
 
@@ -186,7 +191,9 @@ class _Course:
         self._ladder, self._batch, self._done = ladder, batch, done
         self._deadline = deadline
         self._now = ladder.context.clock.now
-        until = self._now() + ladder.target
+        computing = ladder.computing(len(batch))
+        target = ladder.target if computing is None else min(ladder.target, computing)
+        until = self._now() + target
         self._until = until if deadline is None else min(until, deadline)
         self._waiting: deque[tuple[int, Rungs]] = deque()
         self._flying = 0
