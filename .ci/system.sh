@@ -12,6 +12,10 @@ missing=()
 for pair in make:make c++:g++ git:git fio:fio ps:procps; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+# What the Mooncake wheel needs and does not bring.
+for pair in libibverbs.so.1:libibverbs1 libnuma.so.1:libnuma1 libcurl.so.4:libcurl4; do
+    python3 -c "import ctypes; ctypes.CDLL('${pair%%:*}')" 2>/dev/null || missing+=("${pair##*:}")
+done
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=("python$python_version-venv")
 python3 - <<'PROBE' || missing+=("python$python_version-dev")
 import pathlib, sys, sysconfig

@@ -170,10 +170,12 @@ def numbers(address: str) -> set[str]:
     """``HOST:PORT`` by number."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found: list[Any] = list(
+            socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        )
     except (OSError, ValueError):
         return set()
-    return {f"{place[0]!s}:{place[1]}" for *_, place in found}
+    return {f"{place[0]}:{place[1]}" for place in (each[4] for each in found)}
 
 
 def _seen_from(master: str) -> str:
