@@ -55,6 +55,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
             ["tests/wire/soak.py", "--kills", "200"],
         ],
     ),
+    "chaos": (900, [["tests/chaos/run.py", "--seconds", "600"]]),
     "vllm": (
         1500,
         [

@@ -27,12 +27,12 @@ class BreakerOptions:
 
     open_after: failures in a row that open it.
     pause: first rest; doubles with each failed probe.
-    longest_pause: bound of the rest.
+    longest_pause: bound of the rest; so late at most is a store that is back found again.
     """
 
     open_after: int = 5
     pause: Duration = Duration(1.0)
-    longest_pause: Duration = Duration(60.0)
+    longest_pause: Duration = Duration(4.0)
 
 
 class State(Enum):
