@@ -31,6 +31,8 @@ from lmcache_core.wire.client import DaemonClient
 
 T = TypeVar("T")
 CALL_THREADS = 4
+AHEAD = 64 << 20
+"""Bytes touched beyond those in use: in the engine's own process all of them would keep a core from it."""
 
 
 class Cache:
@@ -82,6 +84,7 @@ class Cache:
                     context=lambda name: default_context(name, emit),
                 )
             )
+            self.storage.manager.pool.touch_ahead(AHEAD)
         self._adopt()
 
     @classmethod

@@ -19,13 +19,13 @@ import os
 import platform
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from lmcache_core import ops
 from lmcache_core.memory import limits
+from lmcache_core.memory.touching import Toucher
 from lmcache_core.spi.buffers import Extent, MemoryOptions
 from lmcache_core.spi.errors import ConfigError
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Granularity of extents, and distance of generation words in the data."""
 _HUGE_PAGE = 2 << 20
-_SLICE = 8 << 20
 _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; `fcntl` has no name for it
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_PREFERRED = 1
@@ -65,18 +64,21 @@ class Segment:
         descriptor: the memfd, or -1.
         data: all data bytes; writable for the owner.
         backed: data bytes from the start that are known to have real memory and to be mapped.
+        used: data bytes from the start that extents were ever cut from.
+        moved: set when ``used`` grows.
     """
 
     __slots__ = (
-        "_address", "_lock", "_map", "_words", "backed", "closed", "data", "descriptor", "nbytes",
-        "number",
+        "_address", "_lock", "_map", "_words", "backed", "closed", "data", "descriptor", "moved",
+        "nbytes", "number", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, descriptor: int, mapped: mmap.mmap) -> None:
         self.number = number
         self.nbytes = nbytes
         self.descriptor = descriptor
-        self.backed = 0
+        self.backed = self.used = 0
+        self.moved = threading.Event()
         self.closed = False
         self._map = mapped
         self._address = 0
@@ -147,7 +149,7 @@ class Arena:
 
     Attributes:
         reserved: data bytes of all segments so far.
-        touching: threads that touch memory in the background, those that have ended too.
+        toucher: touches memory in the background.
 
     Raises:
         ConfigError: the capacity exceeds the nearest limit; names the largest size that fits.
@@ -169,10 +171,8 @@ class Arena:
         self._log = log or logging.getLogger(__name__)
         self._available = available
         self._overcommit = overcommit
-        self._pin = pin
-        self._closed = threading.Event()
-        self.touching: list[threading.Thread] = []
-        weakref.finalize(self, _settle, self._closed, self.touching)
+        self.toucher = Toucher(self._back, pin, self._log)
+        self._closed = False
         self._exhausted = False
         self.access = access if sys.platform == "linux" else Access.PRIVATE
         self.capacity = capacity - capacity % PAGE
@@ -188,13 +188,18 @@ class Arena:
             )
 
     @property
+    def touching(self) -> Sequence[threading.Thread]:
+        """Threads that touch memory in the background, those that have ended too."""
+        return self.toucher.threads
+
+    @property
     def populated(self) -> int:
         """Data bytes known to be backed by real memory."""
         return sum(segment.backed for segment in self.segments)
 
     def grow(self) -> Segment | None:
         """Add a segment, or None at the capacity or at a limit of the machine."""
-        if self.reserved >= self.capacity or self._exhausted or self._closed.is_set():
+        if self.reserved >= self.capacity or self._exhausted or self._closed:
             return None
         nbytes = min(self.segment_nbytes, self.capacity - self.reserved)
         if not self._fits(nbytes, self.reserved):
@@ -207,15 +212,18 @@ class Arena:
         self.segments.append(segment)
         self.reserved += nbytes
         if self._options.populate:
-            name, work = f"lmcache-populate-{segment.number}", (segment,)
-            thread = threading.Thread(target=self._populate, args=work, name=name, daemon=True)
-            thread.start()
-            self.touching.append(thread)
+            self.toucher.start(segment)
         return segment
 
     def back(self, number: int, base: int, nbytes: int) -> bool:
         """Make sure that real memory stands behind a range before it is named; False: there is none."""
         segment = self.segments[number]
+        if base + nbytes > segment.used:
+            segment.used = base + nbytes
+            segment.moved.set()
+        return self._back(segment, base, nbytes)
+
+    def _back(self, segment: Segment, base: int, nbytes: int) -> bool:
         if segment.descriptor < 0 or base + nbytes <= segment.backed:
             return True
         if not self._fits(nbytes, self.populated):
@@ -233,7 +241,8 @@ class Arena:
 
     def close(self) -> None:
         """Give everything back; idempotent. Mappings of others stay theirs."""
-        self._closed.set()
+        self._closed = True
+        self.toucher.stop()
         for segment in self.segments:
             segment.close()
 
@@ -304,23 +313,6 @@ class Arena:
         if libc.syscall(call, where, length, _MPOL_PREFERRED, mask, ctypes.c_ulong(16 * bits), 0):
             self._log.warning("no NUMA node %d: %s", node, os.strerror(ctypes.get_errno()))
 
-    def _populate(self, segment: Segment) -> None:
-        """Touch a segment from its start while the pool is serving."""
-        for base in range(0, segment.nbytes, _SLICE):
-            nbytes = min(_SLICE, segment.nbytes - base)
-            try:
-                if self._closed.is_set() or not self.back(segment.number, base, nbytes):
-                    return
-                with segment.data[base : base + nbytes] as piece:
-                    ops.populate(piece)
-                    if self._pin is not None:
-                        self._pin(piece)
-            except (OSError, ValueError) as error:  # ValueError: closed meanwhile
-                if not self._closed.is_set():
-                    self._log.warning("memory is not touched ahead any more: %s", error)
-                return
-            segment.backed = max(segment.backed, base + nbytes)
-
 
 class ArenaMap:
     """Segments of another process, mapped here.
@@ -377,14 +369,6 @@ class ArenaMap:
         if segment is None or extent.base not in pages or not extent.base <= end <= segment.nbytes:
             raise ValueError(f"{extent} is not mapped here")
         return segment
-
-
-def _settle(closed: threading.Event, threads: Sequence[threading.Thread]) -> None:
-    """At exit no thread may be in native code, which could not come back from it; a slice takes milliseconds."""
-    closed.set()
-    for thread in threads:
-        if thread is not threading.current_thread():  # the last reference may go there
-            thread.join(1.0)
 
 
 def _round(nbytes: int, unit: int) -> int:

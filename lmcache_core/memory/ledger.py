@@ -104,6 +104,13 @@ class Ledger:
         self.pending[held.key] = held
         self._give(held)
 
+    def _grow(self) -> bool:
+        """Put one more segment to use; False: there is none."""
+        segment = self.arena.grow()
+        if segment is not None:
+            self.slabs.add_segment(segment.number, segment.nbytes)
+        return segment is not None
+
     def _place(self, size: int) -> tuple[Slab, int] | None:
         """Find a free extent with real memory behind it."""
         slabs = self.slabs
@@ -122,8 +129,7 @@ class Ledger:
         while place is None:
             if slabs.loose >= size and (place := self._place(size)):
                 break
-            if arena.reserved < arena.capacity and (segment := arena.grow()):
-                slabs.add_segment(segment.number, segment.nbytes)
+            if arena.reserved < arena.capacity and self._grow():
                 continue
             if not self._make_room(size):
                 break

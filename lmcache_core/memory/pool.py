@@ -221,6 +221,13 @@ class Pool(Ledger):
         with self._lock:
             self.policy.hint([slot for slot in self._visible(keys) if slot >= 0])
 
+    def touch_ahead(self, nbytes: int, /) -> None:
+        """From now on touch memory in the background only so far beyond what is in use; begin at once."""
+        with self._lock:
+            self.arena.toucher.ahead = nbytes
+            if not self.arena.segments:
+                self._grow()
+
     def lengths(self, keys: Sequence[Key], /) -> list[int | None]:
         """Length of each visible value, without touching or leasing it."""
         with self._lock:

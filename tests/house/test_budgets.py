@@ -19,7 +19,7 @@ CEILINGS = {
     "config": 970,
     "engine": 780,
     "identity": 540,
-    "memory": 1510,
+    "memory": 1570,
     "policies": 650,
     "spi": 1100,
     "storage": 2720,
