@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class Reused:
         stored: tokens newly kept.
         first_token: seconds from the call to the scores of the first new token.
         own: seconds spent in the cache's own code, copies included, of the whole call.
+        cpu: the CPU's share of them, in the calling thread.
     """
 
     prompt: tuple[int, ...]
@@ -45,6 +47,7 @@ class Reused:
     stored: tuple[int, ...]
     first_token: float = 0.0
     own: float = 0.0
+    cpu: float = 0.0
 
 
 class Stopwatch(LogitsProcessor):
@@ -57,6 +60,36 @@ class Stopwatch(LogitsProcessor):
         if self.first is None:
             self.first = time.perf_counter()
         return scores
+
+
+class _Own:
+    """Time since it was made, less what the model took: seconds by the clock, and of this thread's CPU."""
+
+    def __init__(self) -> None:
+        self._model = (0.0, 0.0)
+        self._began = self._now()
+
+    @contextmanager
+    def model(self) -> Iterator[None]:
+        """Around what the model computes."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            spent = zip(self._model, began, self._now(), strict=True)
+            self._model = tuple(so_far + then - first for so_far, first, then in spent)
+
+    def spent(self) -> tuple[float, ...]:
+        rows = zip(self._now(), self._began, self._model, strict=True)
+        return tuple(now - began - model for now, began, model in rows)
+
+    @property
+    def computing(self) -> float:
+        """Seconds the model took."""
+        return self._model[0]
+
+    def _now(self) -> tuple[float, ...]:
+        return time.perf_counter(), time.thread_time()
 
 
 class CachedModel:
@@ -132,7 +165,7 @@ class CachedModel:
         Raises:
             ValueError: right padding, an own cache, or ``inputs_embeds``.
         """
-        began, watch = time.perf_counter(), Stopwatch()
+        began, watch, own = time.perf_counter(), Stopwatch(), _Own()
         for refused in ("past_key_values", "cache", "inputs_embeds"):
             if options.get(refused) is not None:
                 raise ValueError(f"generate of a cached model takes no {refused}")
@@ -150,27 +183,25 @@ class CachedModel:
             self.last = Reused(tuple(map(len, prompts)), none, none, first)
             return output
         try:
-            past, reused, computing = self._past(requests, prompts, input_ids)
+            past, reused = self._past(requests, prompts, input_ids, own)
             beams = options.get("num_beams") or how.num_beams or 1
             copies = max(
                 beams, options.get("num_return_sequences") or how.num_return_sequences or 1
             )
             if past.get_seq_length() and copies > 1:
                 past.batch_repeat_interleave(copies)
-            asked = time.perf_counter()
-            output = self.model.generate(
-                input_ids, attention_mask=attention_mask, **{CACHE: past}, **options
-            )
-            answered = time.perf_counter()
-            first = watch.first or answered
+            asked, computing = time.perf_counter(), own.computing
+            with own.model():
+                output = self.model.generate(
+                    input_ids, attention_mask=attention_mask, **{CACHE: past}, **options
+                )
+            first = watch.first or time.perf_counter()
             self.cache.storage.report_prefill(
                 sum(map(len, prompts)) - sum(reused), computing + first - asked
             )
             stored = self._store(requests, prompts, past, copies, output, input_ids)
-            spent = time.perf_counter() - began - (answered - asked) - computing
-            self.last = Reused(
-                tuple(map(len, prompts)), tuple(reused), tuple(stored), first - began, spent
-            )
+            lengths = tuple(map(len, prompts))
+            self.last = Reused(lengths, tuple(reused), tuple(stored), first - began, *own.spent())
             return output
         finally:
             for request in requests:
@@ -224,25 +255,30 @@ class CachedModel:
         return self._engine
 
     def _past(
-        self, requests: Sequence[Request], prompts: Sequence[list[int]], input_ids: torch.Tensor
-    ) -> tuple[DynamicCache, list[int], float]:
-        """Cache to start from, tokens reused per prompt, and seconds the model computed meanwhile."""
+        self,
+        requests: Sequence[Request],
+        prompts: Sequence[list[int]],
+        input_ids: torch.Tensor,
+        own: _Own,
+    ) -> tuple[DynamicCache, list[int]]:
+        """Cache to start from, and tokens reused per prompt."""
         reach = [request.lookup() for request in requests]
         if not any(reach):
-            return DynamicCache(), [0] * len(prompts), 0.0
+            return DynamicCache(), [0] * len(prompts)
         rows = [self._load(request, end) for request, end in zip(requests, reach, strict=True)]
         reused = [row.get_seq_length() for row in rows]
         if len(rows) == 1 or (len(set(reused)) == 1 and len({*map(len, prompts)}) == 1):
-            return _joined(rows, reused[0]), reused, 0.0
+            return _joined(rows, reused[0]), reused
         # Prompts of different lengths: complete each alone, so that all of them lack only the last token.
-        began = time.perf_counter()
         for row, prompt in zip(rows, prompts, strict=True):
             rest = prompt[row.get_seq_length() : -1]
             if rest:
                 ids = torch.tensor([rest], device=input_ids.device)
-                self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._argument: row})
-        computing = time.perf_counter() - began
-        return _joined(rows, input_ids.shape[1] - 1), reused, computing
+                with own.model():
+                    self.model(
+                        input_ids=ids, use_cache=True, logits_to_keep=1, **{self._argument: row}
+                    )
+        return _joined(rows, input_ids.shape[1] - 1), reused
 
     def _load(self, request: Request, reach: int) -> Any:
         """Memory for one prompt's prefix, filled from the cache; shorter when chunks were not good."""

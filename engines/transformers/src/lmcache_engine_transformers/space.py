@@ -187,7 +187,7 @@ def adapter(model: PreTrainedModel) -> Adapter | None:
     """Digest and scale of the adapters that are switched on, or None."""
     state = hashlib.sha256(b"lmcache.live-adapter\x00")
     scales: list[float] = []
-    for name, module in _tuned(model):
+    for name, module in _tuned(model.named_modules()):
         for chosen in module.active_adapters:
             scaling = getattr(module, "scaling", None)
             scales.append(float(scaling.get(chosen, 0.0)) if isinstance(scaling, dict) else 1.0)
@@ -241,21 +241,26 @@ def config_digest(model: PreTrainedModel) -> str:
 
 def versions(model: PreTrainedModel) -> tuple[Any, ...]:
     """A value that differs after any change of the weights in place or of the active adapters; cheap."""
-    tensors = (*model.parameters(), *model.buffers())
+    modules = list(model.named_modules())  # once: walking costs more than all the rest
     return (
-        tuple((id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors),
+        tuple(
+            (id(tensor), tensor.data_ptr(), tensor._version)
+            for _, module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ),
         tuple(
             (name, tuple(module.active_adapters), str(getattr(module, "scaling", "")))
-            for name, module in _tuned(model)
+            for name, module in _tuned(modules)
         ),
     )
 
 
-def _tuned(model: PreTrainedModel) -> list[tuple[str, Any]]:
-    """Modules with an adapter that is switched on and not merged into their weights."""
+def _tuned(modules: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Those with an adapter that is switched on and not merged into their weights."""
     return [
         (name, module)
-        for name, module in model.named_modules()
+        for name, module in modules
         if isinstance(getattr(module, "active_adapters", None), list)
         and hasattr(module, "disable_adapters")
         and not module.disable_adapters
