@@ -136,7 +136,13 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def take_events(self) -> Iterable[Any]:
         events, self._announced = self._announced, None
-        return events.aggregate().get_all_events() if events is not None else ()
+        found = list(events.aggregate().get_all_events()) if events is not None else []
+        gone, lost = self.halves.gone()
+        if gone or lost:
+            kinds = import_module("vllm.distributed.kv_events")
+            removed = [kinds.BlockRemoved(block_hashes=gone, medium="CPU")] if gone else []
+            found = [*([kinds.AllBlocksCleared()] if lost else []), *removed, *found]
+        return found
 
     def request_finished(
         self, request: Any, block_ids: list[int]

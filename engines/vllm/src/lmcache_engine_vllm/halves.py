@@ -12,8 +12,10 @@ from lmcache_core.engine import Cache
 from lmcache_core.spi.errors import ConfigError
 from lmcache_core.wire.client import DaemonClient
 from lmcache_engine_vllm import engine, settings
+from lmcache_engine_vllm.groups import chunk_of, parts
 from lmcache_engine_vllm.identity import key_space
-from lmcache_engine_vllm.layout import chunk_of, keep, parts
+from lmcache_engine_vllm.layout import keep
+from lmcache_engine_vllm.leaving import Leaving
 from lmcache_engine_vllm.scheduler import Scheduler
 from lmcache_engine_vllm.settings import LOG
 from lmcache_engine_vllm.steps import Announced, Step
@@ -60,27 +62,21 @@ class Halves:
         ConfigError: the cache cannot work as it is configured; the engine does not start.
     """
 
-    waits = True
-    """Whether vLLM can hold a request back while its load goes on."""
-
     def __init__(self, config: Any, cache_config: Any, scheduling: bool, *, shared: bool) -> None:
         self.off = False
         self.config = config
         self.cache_config = cache_config
-        self.settings = settings.read(config, shared=shared, waits=self.waits)
+        self.settings = settings.read(config, shared=shared)
         self.cache: Cache
         self.client: DaemonClient
         self.cache, self.client = settings.open_cache(self.settings)
         self.tally = Tally(self.cache.metrics)
         self.scheduler: Scheduler | None = None
         self.worker: Worker | None = None
+        self.leaving: Leaving | None = None
         try:
             engine.refuse(config)
             self.parts = parts(cache_config)
-            if not self.waits and len(self.parts) > 1:
-                raise ConfigError(
-                    "several KV cache groups need the name LMCacheMPConnector or LMCacheConnector"
-                )
             self.chunk = chunk_of(self.parts, self.cache.config.engine.chunk_size)
         except ConfigError as error:
             LOG.warning("this engine runs without a cache: %s", error)
@@ -95,6 +91,9 @@ class Halves:
             self.client, self.settings, options, self.parts, self.chunk,
             self.config.parallel_config.world_size, tally=self.tally,
         )  # fmt: skip
+        if self.settings.events:
+            names = self.scheduler.names
+            self.leaving = Leaving(self.client, lambda: names.space)
         where = "shared" if self.cache.config.daemon.address else "private"
         LOG.info(
             "LMCache %s for vLLM %s: %s daemon at %s, chunks of %d tokens, role %s",
@@ -232,6 +231,10 @@ class Halves:
 
     # -- scheduler -------------------------------------------------------------------------------------------
 
+    def gone(self) -> tuple[list[bytes], bool]:
+        """Chunks that the cache has no more since the last call; see ``Leaving.taken``."""
+        return ([], False) if self.leaving is None else self.leaving.taken()
+
     @bounded(_nothing_offered)
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
@@ -285,6 +288,8 @@ class Halves:
     def close(self) -> None:
         """Part from the daemon; idempotent."""
         self.off = True
+        if self.leaving is not None:
+            self.leaving.close()
         if self.scheduler is not None:
             self.scheduler.close()
         self.cache.close()
