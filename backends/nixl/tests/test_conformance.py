@@ -6,10 +6,12 @@ import shutil
 import pytest
 from lmcache_backend_nixl import NixlBackend
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
+from lmcache_backend_nixl.serving import TargetServer
 
-from lmcache_core.spi import ByteSize
+from lmcache_core.spi import ByteSize, Secret
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.services import need_service
 from lmcache_core.testing.stateful import StatefulBackendTests
 
 _numbers = itertools.count()
@@ -17,7 +19,7 @@ _numbers = itertools.count()
 
 class NixlTests(BackendTests, StatefulBackendTests):
     plugin = "nixl"
-    examples, steps = 3, 20
+    examples, steps = 2, 15
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path):
@@ -25,6 +27,7 @@ class NixlTests(BackendTests, StatefulBackendTests):
 
     def reopen(self, store):
         return NixlBackend(store.config, real_context())
+
 
 class TestFiles(NixlTests):
     def crash(self, store):
@@ -60,7 +63,7 @@ class TestSharedFolder(TestFiles):
         return self.reopen(store)
 
     def make_backend(self):
-        self.config = NixlConfig(path=str(self.folder / f"kv{next(_numbers)}"), shared=True, sync=True)
+        self.config = NixlConfig(path=str(self.folder / f"kv{next(_numbers)}"), shared=True)
         return NixlBackend(self.config, real_context())
 
 
@@ -69,3 +72,57 @@ class TestStripes(NixlTests):
         folders = (self.folder / f"kv{next(_numbers)}" for _ in range(3))
         rails = tuple(RailConfig(path=str(folder)) for folder in folders)
         return NixlBackend(NixlConfig(rails=rails, stripe=ByteSize(1 << 16)), real_context())
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    with TargetServer(tmp_path_factory.mktemp("target")) as found:
+        yield found
+
+
+class TestMemory(NixlTests):
+    @pytest.fixture(autouse=True)
+    def _target(self, target):
+        self.target = target
+
+    def make_backend(self):
+        return NixlBackend(
+            NixlConfig(backend="UCX", address=self.target.address, staging=ByteSize(1 << 20)),
+            real_context(),
+        )
+
+    def make_small_backend(self, nbytes):
+        return None  # it lets the oldest values go
+
+    crash = NixlTests.reopen
+
+
+def object_options(weed):
+    from lmcache_backend_s3.serving import BUCKET, KEYS
+
+    params = {
+        "endpoint_override": weed.endpoint, "scheme": "http", "use_virtual_addressing": False,
+        "bucket": BUCKET, "region": "us-east-1", "req_checksum": "required",
+    }  # fmt: skip
+    keys = {"access_key": Secret(KEYS[0]), "secret_key": Secret(KEYS[1])}
+    return {"backend": "OBJ", "params": params, **keys}
+
+
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory):
+    serving = pytest.importorskip("lmcache_backend_s3.serving")
+    program = serving.find_server()
+    need_service("nixl", None if program else "no weed (SeaweedFS) here", start=serving.START)
+    with serving.SeaweedServer(program, tmp_path_factory.mktemp("weed")) as found:
+        yield found
+
+
+class TestObjects(NixlTests):
+    @pytest.fixture(autouse=True)
+    def _weed(self, weed):
+        self.weed = weed
+
+    def make_backend(self):
+        return NixlBackend(NixlConfig(**object_options(self.weed)), real_context())
+
+    crash = NixlTests.reopen

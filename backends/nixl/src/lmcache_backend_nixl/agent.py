@@ -6,20 +6,23 @@ imported. Traps of version 1.5 that this module knows:
 * a transfer that runs must not be released: that succeeds at once, and the memory is written all the same. Only the end
   of the whole agent ends it;
 * a transfer that failed and was asked about again may crash the process: it is released exactly once;
-* errors are bare codes, the reason goes to standard error.
+* errors are bare codes, the reason goes to standard error;
+* its libnl crashes when the process ends, once UCX has loaded its InfiniBand module.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lmcache_backend_nixl.config import PEERS
 from lmcache_core.spi import ConfigError, Region, Unavailable
 
 WHEELS = ("nixl_cu12", "nixl_cu13")
@@ -64,6 +67,20 @@ def plugin_problem(plugin: str, /) -> str | None:
     return f"{module.name} brings no such plugin"
 
 
+@contextmanager
+def _modules(plugin: str) -> Iterator[None]:
+    """Let UCX leave out its InfiniBand module where there is no such device; it reads the environment of the C library."""
+    if plugin not in PEERS or "UCX_MODULES" in os.environ or os.path.isdir("/sys/class/infiniband"):
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setenv(b"UCX_MODULES", b"^ib", 1)
+    try:
+        yield
+    finally:
+        libc.unsetenv(b"UCX_MODULES")
+
+
 class Agent:
     """One NIXL agent with one plugin. Used by one thread at a time.
 
@@ -84,10 +101,12 @@ class Agent:
         if plugin not in self._agent.getAvailPlugins():
             raise ConfigError(f"NIXL has no plugin {plugin} here: {plugin_problem(plugin)}")
         try:
-            self._backend = self._agent.createBackend(plugin, params)
+            with _modules(plugin):
+                self._backend = self._agent.createBackend(plugin, params)
         except Exception as error:  # the bindings' errors share no base
             why = plugin_problem(plugin) or f"it refuses ({error}): {', '.join(sorted(params))}"
             raise ConfigError(f"NIXL plugin {plugin} cannot be used here: {why}") from None
+        self._closed = False
         self._regions: list[Piece] = []
         self._lent: Counter[Piece] = Counter()
         self._mutex = threading.Lock()
@@ -129,11 +148,11 @@ class Agent:
                         self.deregister("DRAM", [(*piece, 0)])
 
     def register(self, kind: str, places: Sequence[Place], /, name: str = "") -> None:
-        self._do("register", self._agent.registerMem, self._list(kind, places, name))
+        self._do("register", "registerMem", self._list(kind, places, name))
 
     def deregister(self, kind: str, places: Sequence[Place], /, name: str = "") -> None:
         with suppress(Unavailable):
-            self._do("deregister", self._agent.deregisterMem, self._list(kind, places, name))
+            self._do("deregister", "deregisterMem", self._list(kind, places, name))
 
     def _list(self, kind: str, places: Sequence[Place], name: str) -> Any:
         segment = getattr(self._nixl, f"{kind}_SEG")
@@ -154,11 +173,11 @@ class Agent:
         other = nixl.nixlXferDList(getattr(nixl, f"{kind}_SEG"), list(places))
         operation = nixl.NIXL_READ if verb == "READ" else nixl.NIXL_WRITE
         handle = self._do(
-            verb.lower(), self._agent.createXferReq, operation, local, other,
+            verb.lower(), "createXferReq", operation, local, other,
             peer or self.name, "", [self._backend],
         )  # fmt: skip
         try:
-            self._do(verb.lower(), self._agent.postXferReq, handle)
+            self._do(verb.lower(), "postXferReq", handle)
         except Unavailable:
             self._release(handle)
             raise
@@ -171,7 +190,7 @@ class Agent:
             Unavailable: it has, without success.
         """
         try:
-            status = self._do("transfer", self._agent.getXferStatus, handle)
+            status = self._do("transfer", "getXferStatus", handle)
         except Unavailable:
             self._release(handle)
             raise
@@ -182,36 +201,44 @@ class Agent:
 
     def _release(self, handle: Any) -> None:
         with suppress(Unavailable):
-            self._do("release", self._agent.releaseXferReq, handle)
+            self._do("release", "releaseXferReq", handle)
 
     def present(self, names: Sequence[str], /) -> list[bool]:
         """Which objects are there."""
         wanted = self._nixl.nixlRegDList(
             self._nixl.OBJ_SEG, [(0, 0, number, name) for number, name in enumerate(names)]
         )
-        found = self._do("lookup", self._agent.queryMem, wanted, self._backend)
+        found = self._do("lookup", "queryMem", wanted, self._backend)
         return [one is not None for one in found]
 
     # -- peers ---------------------------------------------------------------------------------------------
 
     def describe(self) -> bytes:
         """What a peer needs to reach memory that is registered by now."""
-        return bytes(self._agent.getLocalMD())
+        return bytes(self._do("describe", "getLocalMD"))
 
     def meet(self, description: bytes, /) -> None:
-        self._do("meet", self._agent.loadRemoteMD, description)
+        self._do("meet", "loadRemoteMD", description)
+
+    def progress(self) -> None:
+        """Let peers go on with what they read from here."""
+        self._do("progress", "getNotifs", {})
 
     def part(self, peer: str, /) -> None:
         with suppress(Unavailable):
-            self._do("part", self._agent.invalidateRemoteMD, peer)
+            self._do("part", "invalidateRemoteMD", peer)
 
     def close(self) -> None:
-        """End connections and transfers: afterwards nothing touches any memory. Not idempotent."""
-        del self._agent
+        """End connections and transfers: afterwards nothing touches any memory. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            del self._agent
 
-    def _do(self, what: str, function: Any, *arguments: Any) -> Any:
+    def _do(self, what: str, verb: str, *arguments: Any) -> Any:
+        if self._closed:
+            raise Unavailable(f"{self.plugin}: {what} failed: closed")
         try:
-            return function(*arguments)
+            return getattr(self._agent, verb)(*arguments)
         except Exception as error:  # the bindings' errors share no base
             # Without its traceback, whose frames would hold memory.
             raise Unavailable(f"{self.plugin}: {what} failed: {error}") from None

@@ -73,7 +73,9 @@ class NixlBackend(PolledBackend):
             shared=not local,
             hints=not local,
             persistent=True,
-            durability=Durability.POWER if config.sync and kinds <= set(FILES) else Durability.PROCESS,
+            durability=Durability.POWER
+            if config.sync and kinds <= set(FILES)
+            else Durability.PROCESS,
             max_value=min(limits, default=None),
             alignment=PAGE if config.direct and kinds & set(FILES) else 1,
             iov_max=64,
@@ -245,7 +247,9 @@ class NixlBackend(PolledBackend):
                 names = [(key, self._names(key)[number]) for key in mine if len(self._rails) > 1]
                 names += [(key, key.text) for key in mine if number == 0]
                 gone = rail.delete([name for _, name in names]) if names else []
-                there |= {key for (key, _), was in zip(names, gone, strict=True) if was and not number}
+                there |= {
+                    key for (key, _), was in zip(names, gone, strict=True) if was and not number
+                }
         return len(there)
 
     def footprint(self, nbytes: int, /) -> int:
@@ -330,7 +334,9 @@ class NixlBackend(PolledBackend):
             return MISSED
         length, at, views = wanted(load, nbytes), 0, load.into
         parts = []
-        for rail, name, share in zip(order, self._names(load.key), self._shares(nbytes), strict=True):
+        for rail, name, share in zip(
+            order, self._names(load.key), self._shares(nbytes), strict=True
+        ):
             first, end = max(at, load.offset), min(at + share, load.offset + length)
             if first < end:
                 into = section(views, first - load.offset, end - first)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from lmcache_core.spi import BackendError, Executor, Unavailable
 
-EAGER_S, QUICK_S, SLOW_S = 0.02, 0.0001, 0.002
+EAGER_S, QUICK_S, SLOW_S = 0.002, 0.00005, 0.002
 
 
 class Step(Protocol):

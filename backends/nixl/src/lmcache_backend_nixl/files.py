@@ -179,10 +179,13 @@ class FileRail(Rail):
         nbytes = sum(view.nbytes for view in views)
         if first and self.lengths([name])[0] is not None:
             return PRESENT
-        self._counter += 1
-        temporary = f"{self.path}/tmp/{self._identity}-{self._counter:x}"
         try:
-            plain = files.open(temporary, CREATE)
+            temporary, plain = self._create()
+        except OSError as error:
+            if error.errno in REFUSING:
+                return Stored.refused(f"{self.path}: {reason(error)}")
+            raise
+        try:
             try:
                 files.allocate(plain, nbytes)
                 yield from self._move("WRITE", temporary, plain, views, 0, nbytes)
@@ -204,6 +207,15 @@ class FileRail(Rail):
         if self._config.sync:
             yield Call(self._sync_folder, target.rpartition("/")[0])
         return STORED if stored else PRESENT
+
+    def _create(self) -> tuple[str, int]:
+        while True:
+            self._counter += 1
+            path = f"{self.path}/tmp/{self._identity}-{self._counter:x}"
+            try:
+                return path, self._files.open(path, CREATE)
+            except FileExistsError:
+                continue  # of another process that drew the same identity
 
     def _publish(self, temporary: str, target: str, first: bool) -> bool:
         """Give a file its name; False when the name is taken."""
@@ -229,7 +241,13 @@ class FileRail(Rail):
             self._files.close(folder)
 
     def _move(
-        self, verb: str, path: str, plain: int, views: Sequence[memoryview], offset: int, nbytes: int
+        self,
+        verb: str,
+        path: str,
+        plain: int,
+        views: Sequence[memoryview],
+        offset: int,
+        nbytes: int,
     ) -> Operation:
         """Bytes ``[offset, offset + nbytes)`` of a file, from or to the begin of the views."""
         body = nbytes // PAGE * PAGE

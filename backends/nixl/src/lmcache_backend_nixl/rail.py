@@ -37,7 +37,9 @@ class Transfer:
     def begin(self, executor: Executor, /) -> None:
         self.agent.lend(self.pieces)
         try:
-            self._handle = self.agent.post(self.verb, self.pieces, self.kind, self.places, self.peer)
+            self._handle = self.agent.post(
+                self.verb, self.pieces, self.kind, self.places, self.peer
+            )
         except Unavailable:
             self.agent.take_back(self.pieces)
             raise

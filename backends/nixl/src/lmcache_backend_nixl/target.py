@@ -1,0 +1,341 @@
+"""A target: memory of this node that tiers of other nodes keep values in.
+
+Values live in one registered block, in order of their last use; the oldest that nobody reads leave for new ones. A value
+appears when its writer commits it, after this side has read it from the writer's memory. What a reader was told stays in place
+until it says that it has finished, or its connection ends; nobody ever writes into this memory but this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmcache_backend_nixl.agent import Agent, Piece
+from lmcache_backend_nixl.memory import Staging
+from lmcache_backend_nixl.wire import VERSION, Unpacker, pack
+from lmcache_core.spi import MemoryKind, Region, Unavailable
+
+PIECE = 1 << 18
+AT_ONCE = 32
+"""Most reads that run at the same time."""
+EAGER = 2000
+"""So many looks at reads under way before each further one waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """Bytes ``[room[0], room[0] + nbytes)`` of the block."""
+
+    room: Piece
+    nbytes: int
+    readers: int = 0
+    gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A value on its way: kept by the connection that writes it, and by reads that run."""
+
+    name: str
+    first: bool
+    value: Value
+    reads: int = 0
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Tier:
+    """The other side of one connection."""
+
+    writer: asyncio.StreamWriter
+    agent: str = ""
+    leases: dict[int, Value] = field(default_factory=dict)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    answers: list[Any] = field(default_factory=list)
+    reads: int = 0
+    ended: bool = False
+
+    def answer(self, number: int, *answer: Any) -> None:
+        """Send an answer, together with those of the same turn of the loop."""
+        if not self.answers:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self.answers.append([number, *answer])
+
+    def _flush(self) -> None:
+        answers, self.answers = self.answers, []
+        if answers and not self.ended:
+            self.writer.write(pack(answers))
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Something to read from the memory of a tier."""
+
+    tier: Tier
+    number: int
+    ticket: Ticket
+    pieces: Sequence[Piece]
+    at: int
+    handle: Any = None
+
+
+class Target:
+    """The memory, and who uses it. One event loop does everything.
+
+    Args:
+        plugin: the NIXL plugin, and ``params`` for it.
+        token: what a tier must show; empty for none.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        plugin: str = "UCX",
+        params: dict[str, str] | None = None,
+        /,
+        *,
+        token: str = "",
+    ) -> None:
+        self.plugin, self._token = plugin, token
+        self._block = Staging(nbytes)
+        self._values: OrderedDict[str, Value] = OrderedDict()
+        self._used = 0
+        self._numbers = 0
+        self._agents: set[str] = set()
+        self._waiting: deque[Read] = deque()
+        self._reading: asyncio.Task[None] | None = None
+        name = f"target-{os.getpid():x}-{secrets.token_hex(8)}"
+        self.agent = Agent(name, plugin, params or {}, progress=True)
+        self.agent.add(Region(MemoryKind.HOST, 0, self._block.at, self._block.nbytes))
+
+    async def serve(self, host: str, port: int, /) -> asyncio.Server:
+        return await asyncio.start_server(self._tier, host, port)
+
+    async def _tier(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tier, unpacker = Tier(writer), Unpacker()
+        try:
+            while data := await reader.read(PIECE):
+                for number, verb, *arguments in unpacker.feed(data):
+                    if verb != "hello" and not tier.agent:
+                        raise ValueError("no hello")
+                    getattr(self, f"_on_{verb}")(tier, number, *arguments)
+                await writer.drain()
+        except (OSError, ValueError, TypeError, AttributeError, Unavailable):
+            pass  # gone, or it does not speak our language
+        finally:
+            self._end(tier)
+            writer.close()
+
+    def _end(self, tier: Tier) -> None:
+        tier.ended = True
+        for value in tier.leases.values():
+            self._free(value)
+        for ticket in tier.tickets.values():
+            self._drop(ticket)
+        tier.leases.clear()
+        tier.tickets.clear()
+        self._part(tier)
+
+    def _part(self, tier: Tier) -> None:
+        if tier.ended and not tier.reads and tier.agent in self._agents:
+            self._agents.discard(tier.agent)
+            self.agent.part(tier.agent)
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def _take(self, nbytes: int) -> Piece | None:
+        """Room, for which the oldest values that nobody reads leave."""
+        while (room := self._block.take(nbytes)) is None:
+            oldest = next((n for n, value in self._values.items() if not value.readers), None)
+            if oldest is None:
+                return None
+            self._forget(oldest)
+        self._used += room[1]
+        return room
+
+    def _forget(self, name: str) -> bool:
+        value = self._values.pop(name, None)
+        if value is None:
+            return False
+        value.gone = True
+        if not value.readers:
+            self._give(value)
+        return True
+
+    def _give(self, value: Value) -> None:
+        self._used -= value.room[1]
+        self._block.give(value.room)
+
+    def _free(self, value: Value) -> None:
+        value.readers -= 1
+        if value.gone and not value.readers:
+            self._give(value)
+
+    def _drop(self, ticket: Ticket) -> None:
+        ticket.dropped = True
+        if not ticket.reads:
+            self._give(ticket.value)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # -- what tiers say ------------------------------------------------------------------------------------
+
+    def _on_hello(
+        self,
+        tier: Tier,
+        number: int,
+        version: int,
+        token: str,
+        agent: str,
+        plugin: str,
+        about: bytes,
+    ) -> None:
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            tier.answer(number, "refused", "wrong token")
+        elif version != VERSION:
+            tier.answer(number, "refused", f"it speaks version {VERSION}, this tier {version}")
+        elif plugin not in ("", self.plugin):
+            tier.answer(number, "refused", f"it lends memory by {self.plugin}, not by {plugin}")
+        elif agent in self._agents:
+            tier.answer(number, "refused", f"an agent of this name is here already: {agent}")
+        else:
+            if agent:
+                self._agents.add(agent)
+                self.agent.meet(about)
+            tier.agent = agent or "-"
+            tier.answer(number, "welcome", self.agent.name, self.agent.describe() if agent else b"")
+
+    def _on_memory(self, tier: Tier, number: int, about: bytes) -> None:
+        self.agent.meet(about)
+
+    def _on_look(self, tier: Tier, number: int, names: list[str]) -> None:
+        found = [self._values.get(name) for name in names]
+        tier.answer(number, [None if value is None else value.nbytes for value in found])
+
+    def _on_load(self, tier: Tier, number: int, name: str) -> None:
+        value = self._values.get(name)
+        if value is None:
+            tier.answer(number, None, 0, 0)
+            return
+        self._values.move_to_end(name)
+        value.readers += 1
+        lease = self._number()
+        tier.leases[lease] = value
+        tier.answer(number, value.nbytes, self._block.at + value.room[0], lease)
+
+    def _on_free(self, tier: Tier, number: int, lease: int) -> None:
+        value = tier.leases.pop(lease, None)
+        if value is not None:
+            self._free(value)
+        tier.answer(number, value is not None)
+
+    def _on_store(self, tier: Tier, number: int, name: str, nbytes: int, first: bool) -> None:
+        if first and name in self._values:
+            tier.answer(number, "present", 0)
+        elif nbytes > self._block.nbytes:
+            tier.answer(number, "refused", f"too large: it lends {self._block.nbytes} bytes")
+        elif (room := self._take(nbytes)) is None:
+            tier.answer(number, "refused", "full: nothing may leave")
+        else:
+            ticket = self._number()
+            tier.tickets[ticket] = Ticket(name, first, Value(room, nbytes))
+            tier.answer(number, "ticket", ticket)
+
+    def _on_pull(self, tier: Tier, number: int, ticket: int, at: int, pieces: list[Piece]) -> None:
+        found, nbytes = tier.tickets[ticket], sum(nbytes for _, nbytes in pieces)
+        if not 0 <= at <= at + nbytes <= found.value.nbytes:
+            raise ValueError("past the end of the value")
+        found.reads += 1
+        tier.reads += 1
+        self._waiting.append(Read(tier, number, found, pieces, at))
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+
+    def _on_commit(self, tier: Tier, number: int, ticket: int) -> None:
+        found = tier.tickets.pop(ticket)
+        if found.reads:
+            raise ValueError("committed before it was read")
+        if found.first and found.name in self._values:
+            self._give(found.value)
+            tier.answer(number, False)
+            return
+        self._forget(found.name)
+        self._values[found.name] = found.value
+        tier.answer(number, True)
+
+    def _on_drop(self, tier: Tier, number: int, ticket: int) -> None:
+        if (found := tier.tickets.pop(ticket, None)) is not None:
+            self._drop(found)
+
+    def _on_delete(self, tier: Tier, number: int, names: list[str]) -> None:
+        tier.answer(number, [self._forget(name) for name in names])
+
+    def _on_list(self, tier: Tier, number: int, after: str, limit: int) -> None:
+        names = sorted(name for name in self._values if name > after)[:limit]
+        tier.answer(number, [(name, self._values[name].nbytes) for name in names])
+
+    def _on_usage(self, tier: Tier, number: int) -> None:
+        tier.answer(number, self._used, len(self._values), self._block.nbytes)
+
+    # -- reads ---------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        running: list[Read] = []
+        looks = 0
+        while self._waiting or running:
+            while self._waiting and len(running) < AT_ONCE:
+                read, looks = self._waiting.popleft(), 0
+                if self._begin(read):
+                    running.append(read)
+                await asyncio.sleep(0)
+            count = len(running)
+            running = [read for read in running if not self._look(read)]
+            looks = 0 if len(running) < count else looks + 1
+            await asyncio.sleep(0 if looks < EAGER else 0.0005)
+        self._reading = None
+
+    def _begin(self, read: Read) -> bool:
+        if read.tier.ended:
+            self._finish(read, "the tier is gone")
+            return False
+        at = self._block.at + read.ticket.value.room[0] + read.at
+        own: list[Piece] = []
+        for _, nbytes in read.pieces:
+            own.append((at, nbytes))
+            at += nbytes
+        places = [(start, nbytes, 0) for start, nbytes in read.pieces]
+        try:
+            read.handle = self.agent.post("READ", own, "DRAM", places, read.tier.agent)
+        except Unavailable as error:
+            self._finish(read, str(error))
+            return False
+        return not self._look(read)
+
+    def _look(self, read: Read) -> bool:
+        try:
+            if not self.agent.ended(read.handle):
+                return False
+        except Unavailable as error:
+            self._finish(read, str(error))
+        else:
+            self._finish(read, "")
+        return True
+
+    def _finish(self, read: Read, problem: str) -> None:
+        tier, ticket = read.tier, read.ticket
+        ticket.reads -= 1
+        tier.reads -= 1
+        if ticket.dropped and not ticket.reads:
+            self._give(ticket.value)
+        if tier.ended:
+            self._part(tier)
+        else:
+            tier.answer(read.number, problem)
