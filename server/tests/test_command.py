@@ -1,5 +1,6 @@
 """``lmcache server`` as its operator meets it."""
 
+import fcntl
 import os
 import re
 import signal
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from lmcache_server.flags import FLAGS, Effect, page
+from lmcache_server.listening import claim, disclaim
 
+from lmcache_core.spi import ConfigError
 from tests.wire.daemons import (
     PATIENCE,
     Daemon,
@@ -51,7 +54,7 @@ def test_stop_flushes_and_the_next_start_has_it(tmp_path):
         client.close()
         daemon.send(signal.SIGTERM)
         assert daemon.child.wait(PATIENCE) == 0
-        assert not os.path.exists(daemon.path)
+        assert not [name for name in os.listdir(tmp_path) if ".sock" in name]
         daemon.start()
         client = daemon.client(timeout=5)
         loaded = wait_for(lambda: (got := client.load([key(1), key(2)], None)).leases and got, 5)
@@ -59,6 +62,24 @@ def test_stop_flushes_and_the_next_start_has_it(tmp_path):
         client.release(loaded.leases)
         assert identity_holds(describe(client)["memory"])
         client.close()
+
+
+def test_lock_whose_file_went_meanwhile_counts_for_nothing(tmp_path, monkeypatch):
+    path, flock, first = str(tmp_path / "d.sock"), fcntl.flock, claim(str(tmp_path / "d.sock"))
+    with pytest.raises(ConfigError, match="another daemon serves"):
+        claim(path)
+
+    def end_first(lock, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        disclaim(path, first)  # between the opening of its file and the lock on it
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", end_first)
+    second = claim(path)
+    with pytest.raises(ConfigError, match="another daemon serves"):
+        claim(path)
+    disclaim(path, second)
+    assert os.listdir(tmp_path) == []
 
 
 def test_stop_comes_in_time_although_a_client_holds_on(tmp_path):

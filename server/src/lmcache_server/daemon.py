@@ -36,7 +36,7 @@ from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
-from lmcache_server.listening import claim, listen
+from lmcache_server.listening import claim, disclaim, listen
 from lmcache_server.pins import Pins
 from lmcache_server.session import Session, Sessions
 from lmcache_server.turns import Turns, steady
@@ -151,7 +151,7 @@ class Daemon:
             for each in listen(options.path, options.host, options.port, options.sockets):
                 self._serve(each)
         except BaseException:
-            os.close(lock)
+            disclaim(options.path, lock)
             raise
         for number, call in (
             (signal.SIGTERM, self.stop), (signal.SIGINT, self.stop), (signal.SIGHUP, self.reload),
@@ -165,6 +165,7 @@ class Daemon:
         await self._stopping.wait()
         shutdown = await self._end()
         events.close()
+        disclaim(options.path, lock)
         return shutdown
 
     def attach(self, manager: StorageManager) -> None:

@@ -20,19 +20,31 @@ def claim(path: str, /) -> int:
     Raises:
         ConfigError: another daemon owns it, or something that is no socket is in the way.
     """
-    lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise ConfigError(
-            f"another daemon serves {path}; stop it or choose another --socket"
-        ) from error
+    while True:
+        lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise ConfigError(
+                f"another daemon serves {path}; stop it or choose another --socket"
+            ) from error
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(f"{path}.lock")):
+                break
+        os.close(lock)  # of a daemon that has disclaimed it meanwhile
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             os.close(lock)
             raise ConfigError(f"{path} is in the way: it is no socket")
     return lock
+
+
+def disclaim(path: str, lock: int, /) -> None:
+    """Undo ``claim``. The file goes while it is locked, so that nobody locks what has no name."""
+    with suppress(OSError):
+        os.unlink(f"{path}.lock")
+    os.close(lock)
 
 
 def listen(
