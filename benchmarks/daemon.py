@@ -128,6 +128,9 @@ def copies(rows: list[Row], laps: int) -> None:
                     )
                 )
             client.delete(keys)
+            touched(
+                client
+            )  # from then on: what is touched meanwhile in the background is in nobody's way
         for name, found in ratios.items():
             ratio = statistics.median(found)
             bar = 0.8 if name == "both" else None
