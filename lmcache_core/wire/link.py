@@ -25,6 +25,7 @@ _COARSE = 9 / 8, 0.02
 """How late the kernel may end a call on a socket: a share of the time asked for, and ticks of its clock."""
 _TLS_ALERT = re.compile(rb"\x15\x03.\x00\x02", re.DOTALL)
 """What a server of TLS answers to anything else."""
+_SPEAKS_TLS = "it speaks TLS: write tls://HOST:PORT"
 
 
 class Link:
@@ -179,9 +180,9 @@ class Link:
             while self._end - self._begin < length:
                 self._fill(length, until, received)
         except OSError as error:
-            tls = _TLS_ALERT.match(self._buffer, self._begin, self._end)
-            what = OSError(0, "it speaks TLS: write tls://HOST:PORT") if tls else error
-            raise self._broken(what, "receive", keep=self.local or not until) from error
+            if _TLS_ALERT.match(self._buffer, self._begin, self._end):
+                raise self._broken(OSError(0, _SPEAKS_TLS), "receive") from error
+            raise self._broken(error, "receive", keep=self.local or not until) from error
         begin = self._begin
         self._begin += length
         with memoryview(self._buffer) as view, view[begin + LENGTH.size : begin + length] as body:
