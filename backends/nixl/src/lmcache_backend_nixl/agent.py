@@ -88,14 +88,12 @@ class Agent:
         ConfigError: the plugin is not there, does not load, or refuses its parameters.
     """
 
-    def __init__(
-        self, name: str, plugin: str, params: dict[str, str], /, *, progress: bool = False
-    ) -> None:
+    def __init__(self, name: str, plugin: str, params: dict[str, str], /) -> None:
         self.name = name
         self.plugin = plugin
         self._nixl = nixl = bindings()
         config = nixl.nixlAgentConfig()
-        config.useProgThread = progress
+        config.useProgThread = False
         config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
         self._agent = nixl.nixlAgent(name, config)
         if plugin not in self._agent.getAvailPlugins():
@@ -103,7 +101,7 @@ class Agent:
         try:
             with _modules(plugin):
                 self._backend = self._agent.createBackend(plugin, params)
-        except Exception as error:  # the bindings' errors share no base
+        except Exception as error:  # noqa: BLE001  # the bindings' errors share no base
             why = plugin_problem(plugin) or f"it refuses ({error}): {', '.join(sorted(params))}"
             raise ConfigError(f"NIXL plugin {plugin} cannot be used here: {why}") from None
         self._closed = False
@@ -239,6 +237,6 @@ class Agent:
             raise Unavailable(f"{self.plugin}: {what} failed: closed")
         try:
             return getattr(self._agent, verb)(*arguments)
-        except Exception as error:  # the bindings' errors share no base
+        except Exception as error:  # noqa: BLE001  # the bindings' errors share no base
             # Without its traceback, whose frames would hold memory.
             raise Unavailable(f"{self.plugin}: {what} failed: {error}") from None

@@ -55,7 +55,7 @@ class NixlBackend(PolledBackend):
     """
 
     config_type: ClassVar[type] = NixlConfig
-    poll_max_s = 0.0005
+    poll_s, poll_max_s = 0.0005, 0.002  # a look at many handles costs the mover's thread time, too
     config: NixlConfig
 
     def __init__(self, config: NixlConfig, context: Context, /) -> None:
@@ -322,7 +322,7 @@ class NixlBackend(PolledBackend):
             rail.hurry()
 
     def _flush(self) -> bool:
-        return any([rail.flush() for rail in self._rails])
+        return sum(rail.flush() for rail in self._rails) > 0  # all of them
 
     def _load(self, load: Load) -> Operation:
         order = self._order(load.key)

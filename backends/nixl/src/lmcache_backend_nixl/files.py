@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from lmcache_backend_nixl.agent import Agent, Piece, Place
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
@@ -39,6 +40,8 @@ CREATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 REFUSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+SPARE = 1 << 20
+"""With less room than that beside a value, a write that failed has found the disk full."""
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 
 
@@ -68,10 +71,8 @@ class FileRail(Rail):
         self.close()
         try:
             for folder in (self.path, f"{self.path}/tmp", *(f"{self.path}/{s}" for s in SHARDS)):
-                try:
+                with suppress(FileExistsError):
                     files.mkdir(folder)
-                except FileExistsError:
-                    pass
             if not self._config.shared:
                 self._own()
                 for name in files.list(f"{self.path}/tmp"):
@@ -156,20 +157,22 @@ class FileRail(Rail):
     # -- bytes ---------------------------------------------------------------------------------------------
 
     def load(self, name: str, load: Load, /) -> Operation:
+        direct = self._aligned(load.into, load.room // PAGE * PAGE) and load.offset % PAGE == 0
         try:
-            plain = self._files.open(self.place(name), READ)
+            fd, direct = self._open(self.place(name), READ, direct)
         except OSError as error:
             if error.errno in GONE:
                 return MISSED
             raise
         try:
-            status = self._files.status_of(plain)
+            status = self._files.status_of(fd)
             if not status.is_file:
                 return MISSED
             length = wanted(load, status.nbytes)
-            yield from self._move("READ", self.place(name), plain, load.into, load.offset, length)
+            path = self.place(name)
+            yield from self._move("READ", path, fd, load.into, load.offset, length, direct=direct)
         finally:
-            self._files.close(plain)
+            self._files.close(fd)
         return Loaded.filled(length)
 
     def store(
@@ -179,47 +182,70 @@ class FileRail(Rail):
         nbytes = sum(view.nbytes for view in views)
         if first and self.lengths([name])[0] is not None:
             return PRESENT
+        direct = nbytes > 0 and self._aligned(views, nbytes // PAGE * PAGE)
+        temporary = ""
         try:
-            temporary, plain = self._create()
-        except OSError as error:
-            if error.errno in REFUSING:
-                return Stored.refused(f"{self.path}: {reason(error)}")
-            raise
-        try:
+            temporary, fd, direct = self._create(direct)
             try:
-                files.allocate(plain, nbytes)
-                yield from self._move("WRITE", temporary, plain, views, 0, nbytes)
-                if files.status_of(plain).nbytes != nbytes:
+                yield from self._move("WRITE", temporary, fd, views, 0, nbytes, direct=direct)
+                if files.status_of(fd).nbytes != nbytes:
                     raise Unavailable(f"{temporary} has another length than was written")
                 if self._config.sync:
-                    yield Call(files.sync, plain)
+                    yield Call(files.sync, fd)
             finally:
-                files.close(plain)
+                files.close(fd)
             if others is not None and (problem := all_stored((yield others))) is not None:
                 return problem
             stored = self._publish(temporary, target, first)
+        except Unavailable as error:
+            # NIXL does not say why a write failed.
+            if files.free(self.path) < nbytes + SPARE:
+                return Stored.refused(f"{self.path}: no space left on device")
+            raise error.with_traceback(None) from None
         except OSError as error:
             if error.errno in REFUSING:
                 return Stored.refused(f"{self.path}: {reason(error)}")
             raise
         finally:
-            self._unlink(temporary)
+            if temporary:
+                self._unlink(temporary)
         if self._config.sync:
             yield Call(self._sync_folder, target.rpartition("/")[0])
         return STORED if stored else PRESENT
 
-    def _create(self) -> tuple[str, int]:
+    def _aligned(self, views: Sequence[memoryview], body: int) -> bool:
+        """Whether the first ``body`` bytes, whole pages, can go past the page cache."""
+        if not self._direct or not body:
+            return False
+        local = pieces(views, body)
+        return not any(at % PAGE or nbytes % PAGE for at, nbytes in local)
+
+    def _open(self, path: str, flags: int, direct: bool) -> tuple[int, bool]:
+        """A descriptor, and whether it is for direct transfers."""
+        if direct:
+            try:
+                return self._files.open(path, flags | O_DIRECT), True
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = False
+                self._log.warning("%s takes no direct transfers; using the page cache", self.path)
+                if flags & os.O_CREAT:
+                    self._unlink(path)
+        return self._files.open(path, flags), False
+
+    def _create(self, direct: bool) -> tuple[str, int, bool]:
         while True:
             self._counter += 1
             path = f"{self.path}/tmp/{self._identity}-{self._counter:x}"
             try:
-                return path, self._files.open(path, CREATE)
+                return path, *self._open(path, CREATE, direct)
             except FileExistsError:
                 continue  # of another process that drew the same identity
 
     def _publish(self, temporary: str, target: str, first: bool) -> bool:
         """Give a file its name; False when the name is taken."""
-        if first:
+        if first and self._config.shared:
             try:
                 self._files.link(temporary, target)
                 return True
@@ -228,8 +254,9 @@ class FileRail(Rail):
             except OSError as error:
                 if error.errno not in NO_LINKS:
                     raise
-            if self.lengths([target.rpartition("/")[2]])[0] is not None:
-                return False
+        # Of a folder that is not shared this thread alone gives names.
+        if first and self.lengths([target.rpartition("/")[2]])[0] is not None:
+            return False
         self._files.rename(temporary, target)
         return True
 
@@ -244,39 +271,25 @@ class FileRail(Rail):
         self,
         verb: str,
         path: str,
-        plain: int,
+        fd: int,
         views: Sequence[memoryview],
         offset: int,
         nbytes: int,
+        *,
+        direct: bool,
     ) -> Operation:
         """Bytes ``[offset, offset + nbytes)`` of a file, from or to the begin of the views."""
-        body = nbytes // PAGE * PAGE
-        aligned = offset % PAGE == 0 and all(
-            not at % PAGE and (not n % PAGE or last)
-            for (at, n), last in _with_last(pieces(views, body))
-        )
-        direct = self._open_direct(path, verb) if aligned and body and self._direct else None
-        if direct is None:
-            yield from self._through(verb, plain, pieces(views, nbytes), offset)
-            return
-        try:
-            yield from self._through(verb, direct, pieces(views, body), offset)
-        finally:
-            self._files.close(direct)
+        body = nbytes // PAGE * PAGE if direct else nbytes
+        yield from self._through(verb, fd, pieces(views, body), offset)
         if rest := section(views, body, nbytes - body):
-            move = self._files.preadv if verb == "READ" else self._files.pwritev
-            if move(plain, rest, offset + body) != nbytes - body:
-                raise Unavailable(f"{path}: {verb.lower()} of its end fell short")
-
-    def _open_direct(self, path: str, verb: str) -> int | None:
-        try:
-            return self._files.open(path, (READ if verb == "READ" else os.O_RDWR) | O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self._direct = False
-            self._log.warning("%s takes no direct transfers; using the page cache", self.path)
-            return None
+            # The odd end goes through the page cache.
+            plain = self._files.open(path, os.O_RDWR if verb == "WRITE" else READ)
+            try:
+                move = self._files.preadv if verb == "READ" else self._files.pwritev
+                if move(plain, rest, offset + body) != nbytes - body:
+                    raise Unavailable(f"{path}: {verb.lower()} of its end fell short")
+            finally:
+                self._files.close(plain)
 
     def _through(self, verb: str, fd: int, local: Sequence[Piece], offset: int) -> Operation:
         if not local:
@@ -292,10 +305,6 @@ class FileRail(Rail):
             yield Transfer(self.agent, verb, local, "FILE", places)
         finally:
             self.agent.deregister("FILE", span)
-
-
-def _with_last(local: Sequence[Piece]) -> list[tuple[Piece, bool]]:
-    return [(piece, number == len(local) - 1) for number, piece in enumerate(local)]
 
 
 def reason(error: OSError, /) -> str:

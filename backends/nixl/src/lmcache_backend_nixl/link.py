@@ -84,13 +84,14 @@ class Link:
             self.close(str(error))
         return sent
 
-    def pump(self) -> None:
-        """Take what has come; sets ``problem`` at the end of the connection."""
+    def pump(self) -> bool:
+        """Take what has come, and tell whether there was anything; sets ``problem`` at the end of the connection."""
+        heard = self.heard
         try:
             while not self.problem:
                 if not (data := self._socket.recv(PIECE)):
                     self.close("it has closed the connection")
-                    return
+                    break
                 self.heard = time.monotonic()
                 for number, *answer in self._unpacker.feed(data):
                     self.answers[number] = answer
@@ -98,6 +99,7 @@ class Link:
             pass
         except (OSError, ValueError) as error:
             self.close(str(error))
+        return self.heard != heard
 
     def ask(self, *message: Any) -> list[Any]:
         """Send a message and wait for its answer."""

@@ -59,13 +59,10 @@ class Answer:
     def ended(self) -> bool:
         link = self._link
         if self._number not in link.answers:
+            if time.monotonic() > max(self._end, link.heard + self._timeout):
+                link.close("it does not answer")
             link.check()
-            link.pump()
-            if self._number not in link.answers:
-                if time.monotonic() > max(self._end, link.heard + self._timeout):
-                    link.close("it does not answer")
-                link.check()
-                return False
+            return False
         self.result = link.answers.pop(self._number)
         return True
 
@@ -189,7 +186,8 @@ class PeerRail(Rail):
         if self._offered:
             with suppress(Unavailable):
                 agent.progress()
-        return link.flush()
+        sent = link.flush()
+        return link.pump() or sent
 
     # -- short questions, on any thread --------------------------------------------------------------------
 
@@ -284,18 +282,17 @@ class PeerRail(Rail):
     ) -> Operation:
         link, agent = yield from self._linked()
         timeout, nbytes = self._config.timeout, sum(view.nbytes for view in views)
-        said, ticket = yield Answer(link, timeout, "store", name, nbytes, first)
+        local = pieces(views, nbytes)
+        covered = all(agent.covers(piece) for piece in local)
+        offered = local if covered else []
+        said, ticket = yield from self._offer(link, "store", name, nbytes, first, offered)
+        if said == "present":
+            return PRESENT
         if said != "ticket":
-            return (
-                PRESENT if said == "present" else Stored.refused(f"target {link.where}: {ticket}")
-            )
+            return Stored.refused(f"target {link.where}: {ticket}")
         done = False
         try:
-            local = pieces(views, nbytes)
-            if all(agent.covers(piece) for piece in local):
-                if local:
-                    yield from self._offer(link, ticket, 0, local)
-            else:
+            if not covered:
                 for at, part in self._windows(nbytes):
                     room = yield Until(lambda part=part: self._staging.take(part))
                     try:
@@ -304,7 +301,9 @@ class PeerRail(Rail):
                             ops.copy(staged[: view.nbytes], view)
                             staged = staged[view.nbytes :]
                         local = [(self._staging.at + room[0], part)]
-                        yield from self._offer(link, ticket, at, local)
+                        (problem,) = yield from self._offer(link, "pull", ticket, at, local)
+                        if problem:
+                            raise Unavailable(f"target {link.where}: {problem}")
                     finally:
                         self._staging.give(room)
             if others is not None and (problem := all_stored((yield others))) is not None:
@@ -316,12 +315,10 @@ class PeerRail(Rail):
                 link.queue("drop", ticket)
         return STORED if kept else PRESENT
 
-    def _offer(self, link: Link, ticket: int, at: int, local: Sequence[Piece]) -> Operation:
+    def _offer(self, link: Link, *message: Any) -> Operation:
         """Let the target read. What it reads after we gave up is never committed."""
         self._offered += 1
         try:
-            (problem,) = yield Answer(link, self._config.timeout, "pull", ticket, at, local)
+            return (yield Answer(link, self._config.timeout, *message))
         finally:
             self._offered -= 1
-        if problem:
-            raise Unavailable(f"target {link.where}: {problem}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import secrets
 from collections import OrderedDict, deque
@@ -19,11 +20,13 @@ from typing import Any
 from lmcache_backend_nixl.agent import Agent, Piece
 from lmcache_backend_nixl.memory import Staging
 from lmcache_backend_nixl.wire import VERSION, Unpacker, pack
-from lmcache_core.spi import MemoryKind, Region, Unavailable
+from lmcache_core.spi import BackendError, MemoryKind, Region, Unavailable
 
+log = logging.getLogger("lmcache.nixl-target")
 PIECE = 1 << 18
 AT_ONCE = 32
 """Most reads that run at the same time."""
+BUSY_S, IDLE_S = 0.0001, 0.02
 EAGER = 2000
 """So many looks at reads under way before each further one waits."""
 
@@ -82,6 +85,7 @@ class Read:
     ticket: Ticket
     pieces: Sequence[Piece]
     at: int
+    answer: tuple[Any, ...] = ("",)
     handle: Any = None
 
 
@@ -107,15 +111,23 @@ class Target:
         self._values: OrderedDict[str, Value] = OrderedDict()
         self._used = 0
         self._numbers = 0
+        self._leases = 0
         self._agents: set[str] = set()
         self._waiting: deque[Read] = deque()
         self._reading: asyncio.Task[None] | None = None
         name = f"target-{os.getpid():x}-{secrets.token_hex(8)}"
-        self.agent = Agent(name, plugin, params or {}, progress=True)
+        self.agent = Agent(name, plugin, params or {})
         self.agent.add(Region(MemoryKind.HOST, 0, self._block.at, self._block.nbytes))
 
     async def serve(self, host: str, port: int, /) -> asyncio.Server:
+        self._going = asyncio.create_task(self._go_on())
         return await asyncio.start_server(self._tier, host, port)
+
+    async def _go_on(self) -> None:
+        """Let tiers go on with what they read; often while somebody reads, else to keep connections."""
+        while True:
+            self.agent.progress()
+            await asyncio.sleep(BUSY_S if self._leases else IDLE_S)
 
     async def _tier(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tier, unpacker = Tier(writer), Unpacker()
@@ -126,8 +138,10 @@ class Target:
                         raise ValueError("no hello")
                     getattr(self, f"_on_{verb}")(tier, number, *arguments)
                 await writer.drain()
-        except (OSError, ValueError, TypeError, AttributeError, Unavailable):
-            pass  # gone, or it does not speak our language
+        except OSError:
+            pass  # gone
+        except (ValueError, TypeError, AttributeError, KeyError, BackendError) as error:
+            log.warning("a tier that does not speak our language is sent away: %r", error)
         finally:
             self._end(tier)
             writer.close()
@@ -136,6 +150,7 @@ class Target:
         tier.ended = True
         for value in tier.leases.values():
             self._free(value)
+            self._leases -= 1
         for ticket in tier.tickets.values():
             self._drop(ticket)
         tier.leases.clear()
@@ -227,6 +242,7 @@ class Target:
             return
         self._values.move_to_end(name)
         value.readers += 1
+        self._leases += 1
         lease = self._number()
         tier.leases[lease] = value
         tier.answer(number, value.nbytes, self._block.at + value.room[0], lease)
@@ -235,9 +251,12 @@ class Target:
         value = tier.leases.pop(lease, None)
         if value is not None:
             self._free(value)
+            self._leases -= 1
         tier.answer(number, value is not None)
 
-    def _on_store(self, tier: Tier, number: int, name: str, nbytes: int, first: bool) -> None:
+    def _on_store(
+        self, tier: Tier, number: int, name: str, nbytes: int, first: bool, pieces: list[Piece]
+    ) -> None:
         if first and name in self._values:
             tier.answer(number, "present", 0)
         elif nbytes > self._block.nbytes:
@@ -246,16 +265,22 @@ class Target:
             tier.answer(number, "refused", "full: nothing may leave")
         else:
             ticket = self._number()
-            tier.tickets[ticket] = Ticket(name, first, Value(room, nbytes))
-            tier.answer(number, "ticket", ticket)
+            tier.tickets[ticket] = found = Ticket(name, first, Value(room, nbytes))
+            if pieces:  # answered when they have been read
+                self._pull(Read(tier, number, found, pieces, 0, ("ticket", ticket)))
+            else:
+                tier.answer(number, "ticket", ticket)
 
     def _on_pull(self, tier: Tier, number: int, ticket: int, at: int, pieces: list[Piece]) -> None:
-        found, nbytes = tier.tickets[ticket], sum(nbytes for _, nbytes in pieces)
-        if not 0 <= at <= at + nbytes <= found.value.nbytes:
+        self._pull(Read(tier, number, tier.tickets[ticket], pieces, at))
+
+    def _pull(self, read: Read) -> None:
+        end = read.at + sum(nbytes for _, nbytes in read.pieces)
+        if not 0 <= read.at <= end <= read.ticket.value.nbytes:
             raise ValueError("past the end of the value")
-        found.reads += 1
-        tier.reads += 1
-        self._waiting.append(Read(tier, number, found, pieces, at))
+        read.ticket.reads += 1
+        read.tier.reads += 1
+        self._waiting.append(read)
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
 
@@ -298,6 +323,8 @@ class Target:
                 await asyncio.sleep(0)
             count = len(running)
             running = [read for read in running if not self._look(read)]
+            if running:
+                self.agent.progress()
             looks = 0 if len(running) < count else looks + 1
             await asyncio.sleep(0 if looks < EAGER else 0.0005)
         self._reading = None
@@ -337,5 +364,10 @@ class Target:
             self._give(ticket.value)
         if tier.ended:
             self._part(tier)
-        else:
+        elif not problem:
+            tier.answer(read.number, *read.answer)
+        elif len(read.answer) == 1:
             tier.answer(read.number, problem)
+        else:
+            self._on_drop(tier, 0, read.answer[1])
+            tier.answer(read.number, "refused", problem)
