@@ -40,6 +40,8 @@ class _Serde(ABC):
         error_bound: for a lossy serde, a one-line statement of its bound, for people.
         exact_tokens: for a lossy serde: where a prompt begins (and where nobody knows) the rows of so many
             tokens are also kept as they are and put back after ``decode``. Done around it, not by it.
+        drops_tokens: rows of some tokens come back as zeros, keys and values, and the engine leaves them out. The
+            name of such a serde begins with ``drop``, which engines that cannot do that refuse by.
         required: never leave it out (encryption): what it declines is not stored, and what was stored
             without it is not read.
     """
@@ -49,6 +51,7 @@ class _Serde(ABC):
     wire_id: ClassVar[str]
     lossless: ClassVar[bool]
     error_bound: ClassVar[str] = ""
+    drops_tokens: ClassVar[bool] = False
     required: ClassVar[bool] = False
     exact_tokens: int = 4
 

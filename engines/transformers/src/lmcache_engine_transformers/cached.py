@@ -13,8 +13,10 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 
 from lmcache_core.engine import Cache, CacheEngine, Forms, Paged, Request
+from lmcache_core.engine.quality import model_id
 from lmcache_core.identity import KeySpace, Unkeyable
 from lmcache_core.spi import GPUConnector, PageSpec, page_spec
+from lmcache_engine_transformers.dropped import drops, refuse_unfit, rows_of, without_dropped
 from lmcache_engine_transformers.space import (
     CACHE,
     Planes,
@@ -123,6 +125,11 @@ class CachedModel:
         self._tenant = tenant
         self._tags = tuple(tags)
         self._layout = probe_layout(model)
+        if cache.fidelity != "exact":
+            cache.admit(model_id(model.name_or_path))
+        self._drops = drops(cache.fidelity)
+        if self._drops:
+            refuse_unfit(model, self._layout)
         self._argument = cache_argument(model)
         self._numbers = itertools.count()
         self._weights = Weights()
@@ -265,7 +272,10 @@ class CachedModel:
         reach = [request.lookup() for request in requests]
         if not any(reach):
             return DynamicCache(), [0] * len(prompts)
-        rows = [self._load(request, end) for request, end in zip(requests, reach, strict=True)]
+        alone = len(prompts) == 1
+        rows = [
+            self._load(request, end, alone) for request, end in zip(requests, reach, strict=True)
+        ]
         reused = [row.get_seq_length() for row in rows]
         if len(rows) == 1 or (len(set(reused)) == 1 and len({*map(len, prompts)}) == 1):
             return _joined(rows, reused[0]), reused
@@ -280,7 +290,7 @@ class CachedModel:
                     )
         return _joined(rows, input_ids.shape[1] - 1), reused
 
-    def _load(self, request: Request, reach: int) -> Any:
+    def _load(self, request: Request, reach: int, alone: bool) -> Any:
         """Memory for one prompt's prefix, filled from the cache; shorter when chunks were not good."""
         past: Any = DynamicCache()
         if not reach:
@@ -308,7 +318,7 @@ class CachedModel:
             return DynamicCache()
         for held in past.layers:
             held.keys, held.values = held.keys[:, :, :good], held.values[:, :, :good]
-        return past
+        return without_dropped(past, alone=alone) if self._drops else past
 
     def _store(
         self,
@@ -342,10 +352,9 @@ class CachedModel:
         specs: list[PageSpec] = []
         for group, planes in enumerate(self._layout):
             for layer in planes.layers:
+                rows = rows_of(past.layers[layer])
                 for plane in planes.planes:
-                    held = past.layers[layer]
-                    whole = held.keys if plane == 0 else held.values
-                    tensor = whole[row, :, pad:]
+                    tensor = rows[plane][row, :, pad:]
                     tensors[f"{layer}.{plane}"] = tensor
                     specs.append(page_spec(tensor, "hnc", layer=layer, group=group, plane=plane))
         connector = self.cache.connector(str(next(iter(tensors.values())).device.type))
