@@ -283,6 +283,7 @@ NB_MODULE(ops, module) {
             "seed: int | None = None, digests: Buffer | None = None, threads: int = 1) -> int"));
     module.def("populate", py_populate, "view"_a, nb::kw_only(), "threads"_a = 1,
                nb::sig("def populate(view: Buffer, *, threads: int = 1) -> None"));
+    bind_basis(module);
     bind_codecs(module);
     bind_quant(module);
 }

@@ -79,7 +79,8 @@ private:
     PyThreadState* state_ = nullptr;
 };
 
-// bindings/codecs.cpp, bindings/quant.cpp
+// bindings/basis.cpp, bindings/codecs.cpp, bindings/quant.cpp
+void bind_basis(nb::module_& module);
 void bind_codecs(nb::module_& module);
 void bind_quant(nb::module_& module);
 

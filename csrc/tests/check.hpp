@@ -46,6 +46,7 @@ void with_every_set(F&& body) {
     CHECK(lmcache::select(lmcache::available()[0]->name));
 }
 
+void test_basis();
 void test_chain();
 void test_codecs();
 void test_copy();

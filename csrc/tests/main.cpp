@@ -6,7 +6,8 @@ int main(int count, char** arguments) {
     const struct {
         const char* name;
         void (*run)();
-    } parts[] = {{"chain", test_chain},
+    } parts[] = {{"basis", test_basis},
+                 {"chain", test_chain},
                  {"codecs", test_codecs},
                  {"copy", test_copy},
                  {"pages", test_pages},

@@ -75,3 +75,42 @@ def quant_decode(
     dim: int,
     group: int,
 ) -> None: ...
+
+class Basis:
+    def __init__(
+        self, mean: Buffer, forward: Buffer, backward: Buffer, heads: int, dim: int
+    ) -> None: ...
+
+def basis_encode(
+    basis: Basis,
+    source: Buffer,
+    symbols: Buffer,
+    offset: int,
+    stride: int,
+    escapes: Buffer,
+    steps: Buffer,
+    limits: Buffer,
+    deltas: Buffer,
+    group: int,
+    rounding: float,
+    turns: Buffer,
+    interleaved: bool,
+    element: int,
+    tokens: int,
+) -> int: ...
+def basis_decode(
+    basis: Basis,
+    symbols: Buffer,
+    offset: int,
+    stride: int,
+    escapes: Buffer,
+    into: Buffer,
+    steps: Buffer,
+    limits: Buffer,
+    deltas: Buffer,
+    group: int,
+    turns: Buffer,
+    interleaved: bool,
+    element: int,
+    tokens: int,
+) -> int: ...
