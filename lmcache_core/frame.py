@@ -313,6 +313,16 @@ def verify(header: Header, payload: memoryview) -> None:
         verify_raw(header, payload[: header.stored_nbytes])
 
 
+def intact(view: memoryview, key: Key, identity: bytes, /) -> bool:
+    """Whether a whole value is what was sealed for this key under this identity."""
+    try:
+        header = open_header(view, key)
+        verify(header, view[header.nbytes :])
+    except Corrupt:
+        return False
+    return header.identity == identity
+
+
 def verify_raw(header: Header, raw: memoryview) -> None:
     """Check decoded bytes against the segment digests, as far as the frame knows them.
 

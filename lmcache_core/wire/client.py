@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from lmcache_core import frame
 from lmcache_core.spi import Key, Lease, Refusal, Reservation
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.storage.results import Flushed, Loaded, Lookup, Place, Reason, Shutdown
@@ -22,7 +23,7 @@ from lmcache_core.wire.connection import Connections
 from lmcache_core.wire.grants import IDENTITY, Home, RemoteLease, RemoteLeases, RemoteReservation
 from lmcache_core.wire.greeting import nonsense
 from lmcache_core.wire.link import Link
-from lmcache_core.wire.records import MOST_KEYS
+from lmcache_core.wire.records import MOST_KEYS, MOST_VALUE
 
 T = TypeVar("T", bound=records.Message)
 _REASONS = {reason.value: reason for reason in Reason}
@@ -57,9 +58,10 @@ class DaemonClient(Connections):
                 lambda id: records.Find(id, runs, self._left(until), tokens),
                 until,
             )
-            pairs = zip(found.where, found.nbytes, strict=True)
-            places = [Place(found.tiers[at], n) if at >= 0 else None for at, n in pairs]
-            if len(places) == len(keys):
+            whole = len(found.where) == len(found.nbytes) == len(keys)
+            if whole and max(found.where) < len(found.tiers):
+                pairs = zip(found.where, found.nbytes, strict=True)
+                places = [Place(found.tiers[at], n) if at >= 0 else None for at, n in pairs]
                 return Lookup(tuple(places), tuple(found.unanswered))
         return nothing
 
@@ -189,7 +191,10 @@ class DaemonClient(Connections):
         return None
 
     def adopt(self, handle: Handle, /) -> RemoteLeases | None:
-        """Leases that were dispatched to this rank; None when they lie in memory that is not mapped here."""
+        """Leases that were dispatched to this rank.
+
+        None when they are over, as this rank has joined anew since, or lie in memory that is not mapped here.
+        """
         boot, grant, keys, words, identities = handle
         # Memory of a daemon that is gone stays mapped, and is nobody else's any more.
         lives = (self.home, self._previous)
@@ -203,9 +208,7 @@ class DaemonClient(Connections):
             with home.lock:
                 home.ended.append(grant)
             return None
-        with home.lock:
-            home.held.add(grant)
-        return RemoteLeases(home, grant, keys, words, identities)
+        return RemoteLeases(home, grant, keys, words, identities) if home.adopt(grant) else None
 
     def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
         until = self._until(deadline)
@@ -304,20 +307,35 @@ class DaemonClient(Connections):
         count = len(reply.identities) // IDENTITY
         if len(reply.extents) != 32 * count or count > len(keys):
             raise nonsense(link, "leases that were not asked for")
-        values = None
+        values, reason = None, _REASONS.get(reply.reason, Reason.FAILED)
         if not link.local:
             values = []
-            for extent in to_extents(reply.extents):
+            extents = to_extents(reply.extents)
+            if sum(extent.nbytes for extent in extents) > MOST_VALUE:
+                raise nonsense(link, "values of more bytes than there may be")
+            for extent in extents:
                 values.append(self.spare.take(extent.nbytes))
                 link.read_into(values[-1], until)
+            if not self.address.tls:  # what TCP adds up lets too much pass
+                for at, value in enumerate(values):
+                    identity = reply.identities[IDENTITY * at : IDENTITY * (at + 1)]
+                    if not frame.intact(value, keys[at], identity):
+                        count, reason = at, Reason.DAMAGED
+                        break
         elif not home.knows(reply.extents):
             self.fetch(link, home, until)
             if not home.knows(reply.extents):
                 raise nonsense(link, "a segment that it does not hand out")
         leases = RemoteLeases(
-            home, reply.grant, keys, reply.extents, reply.identities, values, self.spare
+            home,
+            reply.grant,
+            keys,
+            reply.extents[: 32 * count],
+            reply.identities,
+            values,
+            self.spare,
         )
-        return Loaded(leases, _REASONS.get(reply.reason, Reason.FAILED))
+        return Loaded(leases, reason)
 
     def _reserved(
         self,
@@ -327,12 +345,13 @@ class DaemonClient(Connections):
         reply: replies.Reserved,
         until: float,
     ) -> Sequence[Reservation | Refusal]:
-        extents = iter(to_extents(reply.extents))
         local = not (link.local and home.writable)
         if not local and not home.knows(reply.extents):
             self.fetch(link, home, until)
-        if len(reply.grants) != len(wants):
+        granted = len(reply.grants) - reply.grants.count(0)
+        if len(reply.grants) != len(wants) or len(reply.extents) != 32 * granted:
             raise nonsense(link, "another number of reservations")
+        extents = iter(to_extents(reply.extents))
         answers: list[Reservation | Refusal] = []
         refusals = iter(reply.refusals)
         for (key, nbytes), grant in zip(wants, reply.grants, strict=True):

@@ -24,6 +24,7 @@ from lmcache_core.wire.link import Link
 
 T = TypeVar("T", bound=records.Message)
 _IDLE_TICK = 0.5
+_KEEP_S = 2.0  # the memory of a daemon that is gone stays mapped: leases may be on their way to us
 
 
 class Connections:
@@ -85,7 +86,7 @@ class Connections:
         self._idle: list[Link] = []
         self._busy = 0
         self._posts: list[records.Record] = []
-        self._quiet_until = 0.0
+        self._quiet_until = self._keep_until = 0.0
         self._thread: threading.Thread | None = None
 
     @property
@@ -237,9 +238,8 @@ class Connections:
             except BackendError as error:
                 if not self._token or self._transfer == "shm":
                     link.close()
-                    raise Unavailable(
-                        f"{error}; a client that cannot reach the daemon's own socket needs its token"
-                    ) from error
+                    what = f"{error}; a client that cannot reach the daemon's own socket needs its token"
+                    raise Unavailable(what) from error
         if not link.local:
             authenticate(link, welcome, self._token, until)
         if home is not None and welcome.boot != home.boot:
@@ -252,16 +252,19 @@ class Connections:
                 home = old  # the connection was lost, the daemon was not
             else:
                 home = Home(welcome.boot, welcome.session, writable=welcome.writable)
+                if old is not None and old.boot == welcome.boot:
+                    home.follow(old)
+            home.rejoined(welcome.over, welcome.granted)
             if link.local:
                 self._map(link, home, welcome.segments, received)
             with self._lock:
                 self.home, self.welcome = home, welcome
+                self._keep_until = self.now() + _KEEP_S
                 self._idle.append(link)
             if self._closed:  # meanwhile
                 self._lost(home)
-            self._say(
-                f"daemon {welcome.release} at {self.address} (pid {welcome.pid})", logging.INFO
-            )
+            said = f"daemon {welcome.release} at {self.address} (pid {welcome.pid})"
+            self._say(said, logging.INFO)
             self.nudge()
         else:
             for descriptor in received:
@@ -276,10 +279,9 @@ class Connections:
             session = home.session
             with self._lock:
                 if self.home is None and not self._busy:  # no reply is under way to anybody
-                    held = sorted(home.held)
-        link = Link(
-            address, timeout=max(0.001, until - self.now()), notify=self._notice, late=self._drop
-        )
+                    held = home.claim()
+        timeout = max(0.001, until - self.now())
+        link = Link(address, timeout=timeout, notify=self._notice, late=self._drop)
         return link, *greet(link, self._name, session, held, until)
 
     def _map(
@@ -318,10 +320,9 @@ class Connections:
     def _start(self) -> None:
         with self._connecting:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(  # daemonic: it must not keep the process
-                    target=helper, args=(weakref.ref(self),), name="lmcache-daemon-client",
-                    daemon=True,
-                )  # fmt: skip
+                name, reference = "lmcache-daemon-client", (weakref.ref(self),)
+                # daemonic: it must not keep the process
+                self._thread = threading.Thread(None, helper, name, reference, daemon=True)
                 self._thread.start()
 
     def help(self, pause: float) -> float:
@@ -332,6 +333,9 @@ class Connections:
             if self.connect():
                 return TICK
             return min(RETRY[1], pause * 2) * random.uniform(0.7, 1.3)
+        with self._lock:
+            if self.home is not None and self.now() > self._keep_until:
+                self._previous = None
         with suppress(BackendError):
             self._flush(home)
             self._populate(home)

@@ -27,6 +27,13 @@ class Home:
     """One life of a daemon as a client knows it: its boot, our session there, its memory mapped here.
 
     What was granted keeps it alive, and so the mapping outlives the daemon.
+
+    Attributes:
+        held: grants in use.
+        over: granted to this process by others, and ended before it took them.
+        floor: as ``over``, for everything up to this number that is not in use.
+        claimed: the daemon may have ended what was not in use, and has not said so yet: nothing is added now.
+        unsure: it may have done so before, and its answer was lost.
     """
 
     def __init__(self, boot: bytes, session: bytes, *, writable: bool) -> None:
@@ -38,6 +45,9 @@ class Home:
         self.populated: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.held: set[int] = set()
+        self.over: set[int] = set()
+        self.claimed = self.unsure = False
+        self.floor = 0
         self.ended: list[int] = []
         self.ended_parts: dict[int, list[int]] = {}
         self.aborted: list[int] = []
@@ -71,6 +81,34 @@ class Home:
                 ops.populate(self.view(Extent(number, done, size, 0)))
                 done += size
             self.populated[number] = done
+
+    def claim(self) -> list[int]:
+        """What is in use, to be said in a hello that ends everything else."""
+        with self.lock:
+            self.unsure, self.claimed = self.claimed, True
+            return sorted(self.held)
+
+    def rejoined(self, over: Iterable[int], granted: int) -> None:
+        """The daemon has answered a hello: what that has ended, and the number of its last grant."""
+        with self.lock:
+            self.over.update(over)
+            if self.unsure:
+                self.floor = granted
+            self.claimed = self.unsure = False
+
+    def follow(self, before: Home) -> None:
+        """Another session of the same process with the same life of the daemon: what may be over is so here."""
+        self.over, self.floor = before.over, before.floor
+        self.claimed, self.unsure = before.claimed, before.unsure
+
+    def adopt(self, grant: int) -> bool:
+        """Take over what was granted to another process for us; False: it may be over, and is now."""
+        with self.lock:
+            if self.claimed or grant in self.over or grant <= self.floor:
+                self.ended.append(grant)
+                return False
+            self.held.add(grant)
+            return True
 
     def note(self, reply: Reply) -> None:
         """Grants count as held from the moment they are read off the socket."""

@@ -31,6 +31,8 @@ class Welcome(Message):
         writable: clients may map segments for writing.
         segments: (number, data bytes, bytes known to be backed); their descriptors ride along.
         chunk_size, fidelity: of the daemon's configuration.
+        over: leases that this hello has ended, as ``held`` does not name them.
+        granted: number of the last grant.
     """
 
     version: Number
@@ -47,6 +49,8 @@ class Welcome(Message):
     chunk_size: Number = 256
     fidelity: Label = "exact"
     release: Label = ""
+    over: Ids = field(default_factory=list)
+    granted: Number = 0
 
 
 class Mapped(Message):

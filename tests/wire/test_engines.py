@@ -208,10 +208,38 @@ def test_a_rank_that_asks_twice_for_one_chunk_fills_it_once(daemon, ranks):
     """Seen in sglang#26670."""
     for rank, client in enumerate(ranks):
         register(client, rank)
-    wants = [(key(12), WHOLE)] * 2
+    wants = [(key(112), WHOLE)] * 2
     held = [client.reserve(wants, None, engine="e", turn=1) for client in ranks]
     assert [answers[1] for answers in held] == [Refusal.PENDING] * 2
     for rank, client in enumerate(ranks):
         assert client.commit_parts([held[rank][0]], [half(client, held[rank][0], rank)]) == [True]
-    assert ranks[0].lookup([key(12)]).leading == 1
+    assert ranks[0].lookup([key(112)]).leading == 1
     assert describe(ranks[0])["memory"]["reserved"] == 0
+
+
+def test_leases_that_ended_when_a_rank_joined_anew_are_not_adopted(daemon):
+    """They may be another value's memory by now."""
+    scheduler, rank = daemon.client(), daemon.client(name="rank")
+    register(rank, 0, engine="anew", ranks=1)
+    (held,) = scheduler.reserve([(key(112), WHOLE)], None)
+    assert scheduler.commit_batch([held], [bytes(16)]) == [True]
+    handle = scheduler.dispatch("anew", scheduler.load([key(112)], None).leases)
+    wait_for(lambda: _leases(scheduler).get("rank") == 1)
+    rank._lost(rank.home)
+    wait_for(lambda: rank.home is not None and describe(scheduler)["memory"]["leased"] == 0)
+    assert rank.adopt(handle) is None
+    for client in (rank, scheduler):
+        client.close()
+
+
+def test_chunk_that_only_some_ranks_filled_goes_with_the_last_of_them(daemon, ranks):
+    watcher = daemon.client()
+    for rank, client in enumerate(ranks):
+        register(client, rank, engine="half")
+    held = reserve(ranks[0], 113, engine="half")
+    assert ranks[0].commit_parts([held], [half(ranks[0], held, 0)]) == [True]
+    assert describe(watcher)["memory"]["reserved"]
+    for client in ranks:
+        client.close()
+    wait_for(lambda: not describe(watcher)["memory"]["reserved"], 2)
+    watcher.close()

@@ -11,6 +11,7 @@ from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.codec import LENGTH, decode_reply, frame
+from lmcache_core.wire.link import Link
 from tests.wire.daemons import (
     ROOM,
     Daemon,
@@ -112,6 +113,34 @@ def test_connection_cut_in_the_middle_of_a_value_leaves_nothing(daemon):
     wait_for(lambda: describe(watcher)["memory"]["free"] == before, 2)
     assert watcher.lookup([key(50)]).leading == 0
     watcher.close()
+
+
+def test_value_damaged_on_its_way_in_never_becomes_visible(daemon):
+    client = connect(daemon, token=TOKEN, transfer="tcp")
+    held = client.reserve([(key(n), ROOM + 4096) for n in (60, 61)], None)
+    identities = [fill(each, n) for each, n in zip(held, (60, 61), strict=True)]
+    held[1].view[ROOM + 7] ^= 1
+    assert client.commit_batch(held, identities) == [True, False]
+    assert client.lookup([key(61)]).leading == 0
+    assert describe(client)["memory"]["reserved"] == 0
+    client.close()
+
+
+def test_value_damaged_on_its_way_out_is_no_hit(daemon, monkeypatch):
+    client = connect(daemon, token=TOKEN, transfer="tcp")
+    assert store(client, 70, 71, nbytes=4096) == [True, True]
+    read, views = Link.read_into, []
+
+    def damage(link, view, until):
+        read(link, view, until)
+        views.append(view)
+        view[-1] ^= len(views) == 2
+
+    monkeypatch.setattr(Link, "read_into", damage)
+    loaded = client.load([key(70), key(71)], None)
+    assert loaded.reason is Reason.DAMAGED
+    check_leases(loaded.leases, [70])
+    client.close()
 
 
 def test_without_the_token_there_is_the_hello_and_nothing_else(daemon):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lmcache_core import frame
@@ -207,6 +206,7 @@ class Engines:
 
     def __init__(self, manager: StorageManager, log: Callable[[str], None]) -> None:
         self.by_name: dict[str, Engine] = {}
+        self._ranks: dict[str, int] = {}
         self._manager = manager
         self._log = log
 
@@ -221,7 +221,15 @@ class Engines:
         if record.rank >= 0 and not engine.missing:
             self._log(f"engine {record.engine!r}: all {engine.ranks} ranks are here")
         self.by_name[record.engine] = engine
+        self._ranks.pop(record.engine, None)
+        self._ranks[record.engine] = engine.ranks
+        while len(self._ranks) > MOST_OVER:
+            del self._ranks[next(iter(self._ranks))]
         return engine
+
+    def ranks(self, name: str) -> int:
+        """How many ranks an engine has or had: those that are away may come for what was dispatched to them."""
+        return self._ranks.get(name, 1)
 
     def find(self, name: str) -> Engine:
         """Raises:
@@ -239,8 +247,9 @@ class Engines:
                 if each is session:
                     del engine.sessions[rank]
             if not engine.sessions:
-                with suppress(KeyError):
-                    del self.by_name[name]
+                del self.by_name[name]
+                for joint in list(engine.joints.values()):
+                    joint.drop()
 
 
 def _spec(form: Form) -> tuple[KVSpec, int]:

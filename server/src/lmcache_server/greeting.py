@@ -44,11 +44,12 @@ def greet(link: Connection, record: records.Record, /) -> None:
         link.close()
         return
     if link.local:
-        session = _local_session(link, record)
+        session = _local_session(link, record, welcome)
         if session is None:
             link.reply(replies.Failed(record.id, "denied", "no pidfd of this process to be had"))
             link.close()
             return
+        welcome.granted = link.daemon.sessions.granted
         _enter(link, session)
         welcome.session = session.token
         welcome.segments, descriptors = link.daemon.segments(0)
@@ -64,13 +65,15 @@ def greet(link: Connection, record: records.Record, /) -> None:
         link.reply(welcome)
 
 
-def _local_session(link: Connection, hello: records.Hello) -> Session | None:
+def _local_session(
+    link: Connection, hello: records.Hello, welcome: replies.Welcome
+) -> Session | None:
     """The session of a process of this node, with the proof of its end; None where no proof is to be had."""
     sessions = link.daemon.sessions
     session = sessions.find(hello.session, link.pid or hello.pid) if hello.session else None
     if session is not None:
         if hello.held is not None and not session.connections:
-            sessions.reclaim(session, hello.held)
+            welcome.over = sessions.reclaim(session, hello.held)
         if session.token not in sessions.by_token:  # it held nothing else and was over
             session = None
     if session is None:

@@ -67,6 +67,9 @@ class Sessions:
 
     Args:
         ended: told when a session is over.
+
+    Attributes:
+        granted: number of the last grant.
     """
 
     def __init__(self, manager: StorageManager, ended: Callable[[Session], None]) -> None:
@@ -75,7 +78,7 @@ class Sessions:
         self._unread: dict[int, tuple[Session, int]] = {}
         self._ended = ended
         # Random, so that a number of an earlier boot never names something of this one.
-        self._grant = secrets.randbits(40) << 20
+        self.granted = secrets.randbits(40) << 20
 
     @property
     def pool(self) -> Pool:
@@ -90,8 +93,8 @@ class Sessions:
 
     def number(self) -> int:
         """A number for a new grant."""
-        self._grant += 1
-        return self._grant
+        self.granted += 1
+        return self.granted
 
     def find(self, token: bytes, pid: int) -> Session | None:
         """The session a process may join: its own."""
@@ -105,11 +108,16 @@ class Sessions:
         session = self.by_token[token] = Session(token, name, process, pid)
         return session
 
-    def reclaim(self, session: Session, held: Iterable[int]) -> None:
-        """A client that joins alone says what it still uses; the rest is over."""
-        keep = set(held)
-        self.release(session, [grant for grant in session.leases if grant not in keep])
+    def reclaim(self, session: Session, held: Iterable[int]) -> list[int]:
+        """A client that joins alone says what it still uses; the rest is over, but for what ranks have not read yet.
+
+        Returns the leases that are.
+        """
+        keep = {*held, *(grant for grant, (owner, _) in self._unread.items() if owner is session)}
+        over = [grant for grant in session.leases if grant not in keep]
+        self.release(session, over)
         self.abort(session, [grant for grant in session.reservations if grant not in keep])
+        return over
 
     def release(
         self, session: Session, grants: Iterable[int], parts: Iterable[tuple[int, list[int]]] = ()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from lmcache_core.memory.leases import Held, Leases
+from lmcache_core import frame
+from lmcache_core.memory.leases import Held, Leases, State
 from lmcache_core.spi import Closed, ConfigError, Key, Lease, Refusal
 from lmcache_core.storage.results import Loaded, Lookup, Place, Reason
 from lmcache_core.wire import records, replies
@@ -262,16 +263,37 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
             daemon.manager.abort(each)
         raise ValueError(f"{ask.nbytes} bytes are not those of the reservations")
 
+    async def verify() -> None:
+        """Verified before it is visible: what TCP adds up lets too much pass."""
+        parts = [ask.identities[at : at + IDENTITY] for at in range(0, IDENTITY * count, IDENTITY)]
+        work = daemon.manager.context.executor.submit(_intact, [each for _, each in held], parts)
+        intact = await asyncio.wrap_future(work)
+        for (_, each), whole in zip(held, intact, strict=True):
+            if not whole:
+                daemon.refuse(link.peer, "a value was damaged on its way")
+                daemon.manager.abort(each)
+        finish()
+        link.reply(replies.Committed(ask.id, good))
+
     def filled(whole: bool) -> None:
-        if whole:
+        if not whole:
+            for _, each in held:
+                daemon.manager.abort(each)
+        elif link.local or daemon.tls is not None:
             finish()
             link.reply(replies.Committed(ask.id, good))
         else:
-            for _, each in held:
-                daemon.manager.abort(each)
+            daemon.work(verify())
 
     link.receive_values([each.view for _, each in held], filled)
     return None
+
+
+def _intact(held: Sequence[Held], identities: Sequence[bytes]) -> list[bool]:
+    return [
+        each.state is State.RESERVED and frame.intact(each.view, each.key, identity)
+        for each, identity in zip(held, identities, strict=True)
+    ]
 
 
 def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) -> Answer:
@@ -311,7 +333,7 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
         if leases is None:
             continue
         if not ranks:
-            daemon.sessions.undelivered(session, grant, engine.ranks if engine else 1)
+            daemon.sessions.undelivered(session, grant, daemon.engines.ranks(said.engine))
             continue
         left = [rank for rank in ranks if grant not in rank.early]
         shared = {rank: daemon.manager.pool.share(leases, rank) for rank in left}
