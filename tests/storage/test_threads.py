@@ -6,7 +6,7 @@ import random
 import threading
 
 from lmcache_core.config import Config, TierConfig
-from lmcache_core.spi import ByteSize, Refusal
+from lmcache_core.spi import ByteSize, Refusal, Unavailable
 from lmcache_core.storage.build import build
 from lmcache_core.storage.sync import SyncManager
 from lmcache_core.testing.worlds import PAGE, fill, frame_nbytes, key_of, verify_lease
@@ -66,3 +66,17 @@ def test_threads_and_the_loop_do_not_disturb_each_other(monkeypatch):
     left = manager.close()
     assert not left.errors
     assert not left.quarantined
+
+
+def test_an_engine_that_deletes_hears_of_no_tier_that_is_away():
+    """Seen when a damaged value was to be deleted everywhere: the request would have ended with an error."""
+
+    async def away(keys, *, deadline=None):
+        raise Unavailable("away")
+
+    manager = SyncManager(lambda: build(Config(tiers=TIERS), registry()))
+    try:
+        manager.manager.delete = away
+        assert manager.delete([key_of(1)]) == 0
+    finally:
+        manager.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -282,9 +283,12 @@ def test_a_smaller_limit_evicts_at_once():
     async def body(manager, tier):
         put(manager, KEYS)
         await manager.flush()
+        told = []
+        tier.context = replace(tier.context, emit=told.append)
         await manager.set_limit("disk", 3 * FRAME)
         assert tier.holdings.used == 3 * FRAME
         assert sum(there(tier)) == 3
+        assert [(event.tier, event.count) for event in told] == [("disk", len(KEYS) - 3)]
 
     run(body, make_tier, capacity=64 * FRAME)
 
