@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from lmcache_engine_vllm import settings
-from lmcache_engine_vllm.identity import weights_of, wishes
+from lmcache_engine_vllm.identity import key_space, weights_of, wishes
 
 from engines.vllm.tests.stand_ins import Request
 from lmcache_core.config import EngineConfig
@@ -70,6 +70,11 @@ def test_embeddings_and_changing_sessions_have_no_name():
     request.resumable = True
     with pytest.raises(Unkeyable, match="session"):
         wishes(request, EngineConfig(), {})
+
+
+def test_tiers_that_drop_tokens_are_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="a page holds a row for every position"):
+        key_space(None, (), "", "approx:drop(keep=0.3)+quant")
 
 
 def test_weights_that_are_not_on_disk_are_refused():

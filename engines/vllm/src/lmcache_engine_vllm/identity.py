@@ -40,8 +40,13 @@ def key_space(config: Any, groups: Sequence[Group], sharding: str, fidelity: str
         sharding: how chunks are cut among ranks; another cut is another space.
 
     Raises:
-        ConfigError: weights that are not on disk.
+        ConfigError: weights that are not on disk, or tiers that drop tokens.
     """
+    if any(name.startswith("drop") for name in fidelity.removeprefix("approx:").split("+")):
+        raise ConfigError(
+            f"a tier drops tokens ({fidelity}), and a page holds a row for every position in all layers: "
+            "take serde drop out of the daemon's tiers (quant stays), or use the transformers engine"
+        )
     model, cache = config.model_config, config.cache_config
     kv_dtype = str(getattr(cache, "cache_dtype", "auto"))
     drafting = getattr(config, "speculative_config", None)

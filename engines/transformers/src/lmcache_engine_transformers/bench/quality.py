@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcache_core.spi import ConfigError
+from lmcache_engine_transformers.dropped import without_dropped
 from lmcache_engine_transformers.space import cache_argument
 
 
@@ -75,6 +76,7 @@ class Subject:
         for number, layer in enumerate(kv.to(torch.float32)):
             keys, values = (plane.transpose(0, 1)[None].contiguous() for plane in layer)
             cache.update(keys, values, number)
+        cache = without_dropped(cache, alone=True)
         with torch.inference_mode():
             past = {cache_argument(self._model): cache}
             out = self._model(self._next[:, :-1], use_cache=True, **past)
