@@ -122,11 +122,24 @@ class History(Operators):
         for name in (manager.context.tier, *(tier.name for tier in manager.tiers)):
             counted = snapshot.total("lmcache_tier_evicted_chunks_total", tier=name)
             assert self.evicted[name] == counted, f"{name}: {self.evicted[name]} of {counted} told"
+        told: dict[str, set[Key]] = {}
+        for tier_name, there, key in self.feed.since(0, 1 << 20) or ():
+            followed = told.setdefault(tier_name, set())
+            if key is None:
+                followed.clear()
+            else:
+                (followed.add if there else followed.discard)(key)
+        name = manager.context.tier
+        here = {key for key, _ in manager.pool.scan(0, 1 << 20)[0]}
+        assert told.get(name, set()) == here, f"changes of {name} do not add up to its contents"
         for tier in manager.tiers:
             if tier.holdings is not None and tier.complete.is_set():
                 index, holds = tier.holdings.index, self.places[tier.name].holds
                 ghosts = [index.key(slot) for slot in index.slots() if index.visible(slot)]
-                ghosts = [key for key in ghosts if not holds(key)]
+                same = told.get(tier.name, set()) == set(ghosts)
+                assert same, f"changes of {tier.name} do not add up to its contents"
+                old = tier.holdings.expired(ghosts, self.loop.time())
+                ghosts = [key for key in ghosts if not holds(key) and key not in old]
                 assert not ghosts, f"{tier.name} promises what it does not hold: {ghosts}"
 
     def serve(self, leases: Sequence[Lease | None]) -> None:

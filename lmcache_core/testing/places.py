@@ -12,6 +12,7 @@ from lmcache_core.memory.arena import Access
 from lmcache_core.observers import Metrics
 from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import AbstractBackend, ByteSize, Context, Duration, Event, Evicted, Key
+from lmcache_core.storage.feed import Feed
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.tier import Tier
 from lmcache_core.testing.contexts import simulated_context
@@ -57,9 +58,9 @@ def memory_place(context: Context, source: random.Random, shared: bool) -> Place
     memory = make_memory(context)
     options = ChaosOptions(
         delay=source.choice((0.0, 0.3)), delay_s=source.choice((0.01, 0.5)),
-        fail=source.choice((0.0, 0.05, 0.3)), fail_item=source.choice((0.0, 0.1)),
-        flip=source.choice((0.0, 0.05)), tear=source.choice((0.0, 0.05)),
-        rot=source.choice((0.0, 0.05)), lose=0.0 if not shared else source.choice((0.0, 0.1)),
+        fail=source.choice((0.0, 0.1, 0.3)), fail_item=source.choice((0.0, 0.2)),
+        flip=source.choice((0.0, 0.1)), tear=source.choice((0.0, 0.1)),
+        rot=source.choice((0.0, 0.1)), lose=0.0 if not shared else source.choice((0.0, 0.1)),
     )  # fmt: skip
     kept = Lasting(context, memory, shared=shared, persistent=True)
     chaos = Chaos(options, context, kept)
@@ -97,6 +98,7 @@ class World:
         self.shared: dict[str, bool] = {}
         self.metrics = Metrics()
         self.evicted: Counter[str] = Counter()
+        self.feed = Feed(0)
 
     def context(self, name: str) -> Context:
         source = random.Random(self.source.getrandbits(64))
@@ -151,5 +153,7 @@ class World:
             config=config, access=access,
         )  # fmt: skip
         self.metrics = manager.metrics
+        self.feed = manager.feed = Feed(1 << 20)
+        manager.pool.index.watch = self.feed.watch(manager.context.tier)
         manager._given += [self.make_tier(name) for name in names]
         return manager

@@ -1,0 +1,179 @@
+"""Histories of the whole: engines, their clients, the daemon's protocol and sessions, the manager, tiers with faults.
+
+As ``lmcache_core.testing.histories``, and some of the clients are simulated processes that reach the manager
+through a daemon, over simulated sockets that are slow, tear, break, fall silent and flip bits; processes are
+killed at any moment. Besides what that module checks: a request has exactly one reply, by its deadline; no lease
+and no reservation is without an owner that lives; a chunk is visible with all its shards or not at all.
+
+``python -m tests.simulation.histories --seeds 1000`` prints what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from lmcache_server.connection import Connection
+from lmcache_server.engines import Joint
+from lmcache_server.session import Session
+
+from lmcache_core import frame
+from lmcache_core.memory.arena import Access
+from lmcache_core.spi import Lease
+from lmcache_core.testing.histories import History, Outcome
+from lmcache_core.testing.worlds import SPACE, verify_lease
+from lmcache_core.wire import records
+from tests.simulation import processes
+from tests.simulation.daemons import SimDaemon, simulated
+from tests.simulation.network import Faults, Network, SimSocket
+from tests.simulation.threads import SimThread
+
+LATE_S = 5e-3
+
+
+class Counted(Connection):
+    """A connection of the daemon that keeps account of requests and replies."""
+
+    def __init__(self, daemon: SimDaemon, sock: SimSocket, *, local: bool) -> None:
+        self.asked: dict[int, int] = {}
+        self.due: dict[int, float] = {}
+        super().__init__(daemon, sock, local=local)
+
+    def _handle(self, record: records.Record) -> None:
+        if isinstance(record, records.Message):
+            assert record.id not in self.asked or not self.local, f"a second request {record.id}"
+            self.asked[record.id] = 0
+            seconds = getattr(record, "seconds", None)
+            if seconds is not None and not isinstance(record, records.Prefetch):
+                self.due[record.id] = self.daemon.now() + seconds
+        super()._handle(record)
+
+    def reply(self, record: Any, **how: Any) -> None:
+        if isinstance(record, records.Message):
+            self.asked[record.id] = self.asked.get(record.id, 0) + 1
+            assert self.asked[record.id] == 1, f"{self.asked[record.id]} replies to {record.id}"
+            late = self.daemon.now() - self.due.pop(record.id, self.daemon.now())
+            assert late <= LATE_S, f"a reply {late:.3f} s after its deadline: {record}"
+        super().reply(record, **how)
+
+
+class DaemonHistory(History):
+    """One world with a daemon in it; see the module."""
+
+    def __init__(self, outcome: Outcome, operations: int, kinds: Sequence[str]) -> None:
+        super().__init__(outcome, operations, kinds)
+        source = self.source
+        self.network = Network(self.loop, random.Random(source.getrandbits(64)))
+        self.network.faults = Faults(
+            slow=source.choice((0.0, 0.1)), slow_s=source.choice((0.05, 2.0)),
+            tear=source.choice((0.1, 0.7)), cut=source.choice((0.0, 0.01)),
+            hush=source.choice((0.0, 0.005)), flip=source.choice((0.0, 0.02)),
+        )  # fmt: skip
+        self.access = source.choice((Access.OWNER, Access.SHARED))
+        self.threads: list[SimThread] = []
+        self.pids = 1
+        self.links: list[Counted] = []
+
+    # -- what must hold ------------------------------------------------------------------------------------
+
+    def verify(self, lease: Lease) -> None:
+        if lease.key.space == SPACE:
+            verify_lease(lease)
+            return
+        header = frame.open_header(lease.view, lease.key)
+        frame.verify(header, lease.view[header.nbytes : header.nbytes + header.stored_nbytes])
+
+    def check_books(self) -> None:
+        super().check_books()
+        known = self.daemon.sessions.by_token
+        for owner in self.manager.pool.owners:
+            if isinstance(owner, Session):
+                assert known.get(owner.token) is owner, f"{owner} holds memory and is over"
+            elif isinstance(owner, Joint):
+                lives = owner.engine.joints.get(owner.key) is owner
+                assert lives or owner.writers, f"nobody fills {owner.key!r}, and it is held"
+        assert not self.daemon.broken, self.daemon.broken
+
+    async def quiet(self) -> None:
+        self.network.faults = Faults()
+        try:
+            await super().quiet()
+        except AssertionError as error:
+            owners = [f"{owner}" for owner in self.manager.pool.owners]
+            raise AssertionError(f"{error}; owners: {owners}") from error
+        left = [session for session in self.daemon.sessions.by_token.values() if not session.empty]
+        assert not left, f"sessions still hold something: {left}"
+        for link in self.links:
+            silent = [id for id, count in link.asked.items() if not count]
+            assert link.closed or not silent, f"requests without a reply: {silent}"
+        assert not self.daemon.connections, f"connections are left: {self.daemon.connections}"
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    async def begin(self, names: Sequence[str]) -> None:
+        self.manager = self.make_manager(names, self.access)
+        await self.manager.open()
+        self.daemon = SimDaemon(self.network, self.access)
+        self.daemon.attach(self.manager)
+        self.network.accept = self._accept
+
+    def _accept(self, sock: SimSocket) -> None:
+        self.links.append(Counted(self.daemon, sock, local=sock.family == socket.AF_UNIX))
+
+    def clients(self) -> list[Coroutine[Any, Any, None]]:
+        source = self.source
+        places = [
+            source.choice(("unix", "unix", "tcp")),
+            source.choice(("unix", "tcp", "embedded")),
+        ]
+        found = [self.client("local client")]
+        found += [self.process(processes.work, f"{at}", place) for at, place in enumerate(places)]
+        if self.access is Access.SHARED and source.random() < 0.5:
+            orders = [processes.Orders(), processes.Orders()]
+            found.append(self.process(processes.schedule, orders))
+            found += [self.process(processes.rank, at, each) for at, each in enumerate(orders)]
+        return found
+
+    async def process(self, body: Any, *args: Any) -> None:
+        """A process, and who comes after it when it is killed."""
+        embedded = "embedded" in args
+        while self.left > 0:
+            self.pids += 1
+            thread = SimThread(self.loop, body, self, *args)
+            thread.pid, thread.kin = self.pids, [thread]
+            self.threads.append(thread)
+            thread.start()
+            lifetime = None
+            if not embedded and body is not processes.schedule and self.source.random() < 0.3:
+                lifetime = self.source.uniform(0, 10)
+            await asyncio.wait([thread.ended], timeout=lifetime)
+            if thread.over and thread.error is not None:
+                raise thread.error
+            if not thread.over:
+                self.network.hit["killed"] += 1
+            self.bury(thread)
+            await asyncio.sleep(self.source.uniform(0, 0.5))
+
+    def bury(self, thread: SimThread) -> None:
+        """End a process; what it held is the daemon's business."""
+        self.network.die(thread.pid)
+        for each in thread.kin:
+            each.kill()
+
+    async def run(self) -> None:
+        with simulated(self.loop, self.network, random.Random(self.source.getrandbits(64))):
+            try:
+                await super().run()
+            finally:
+                for thread in self.threads:
+                    self.bury(thread)
+                self.outcome.faults.update(self.network.hit)
+
+    async def close(self, *, hasty: bool = False) -> None:
+        self.network.accept = None
+        for link in list(self.daemon.connections):
+            link.close()
+        await super().close(hasty=hasty)

@@ -1,0 +1,459 @@
+"""Simulated stream sockets: delays, torn pieces, cuts, silence and damage, with descriptors riding along.
+
+A connection is two pipes. What is sent into one arrives later, in order, in pieces as the seed likes. ``Faults``
+says how often a connection breaks, how often it falls silent, and whether bits flip (over TCP only: a unix socket
+has no wire). A fault counts as effective when it met bytes under way or a request that waited.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import select
+import socket as real
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from lmcache_core.testing.simulation import SimLoop
+from tests.simulation.threads import running
+
+PEERPIDFD = 77
+ROOM = 1 << 14
+"""Bytes that a socket takes before its other end has read."""
+
+
+@dataclass
+class Faults:
+    """Probabilities, per send.
+
+    Attributes:
+        slow: of a pause up to ``slow_s``; long ones make replies late.
+        tear: of arriving in two pieces.
+        cut: of the connection breaking, with what is under way lost in part.
+        hush: of nothing arriving any more, in one direction, for good.
+        flip: of one flipped bit, over TCP.
+    """
+
+    slow: float = 0.0
+    slow_s: float = 0.0
+    tear: float = 0.0
+    cut: float = 0.0
+    hush: float = 0.0
+    flip: float = 0.0
+
+
+class Pipe:
+    """One direction: bytes on their way and bytes that have arrived."""
+
+    def __init__(self) -> None:
+        self.arrived = bytearray()
+        self.under_way = 0
+        self.clear_at = 0.0
+        self.coming: deque[tuple[bytes, list[int]]] = deque()
+        self.descriptors: deque[tuple[int, list[int]]] = deque()
+        """(bytes before them in ``arrived``, descriptors)"""
+        self.ended = self.hushed = False
+
+
+class SimSocket:
+    """One end of a connection. Blocking for threads of the simulation, not blocking for its loop."""
+
+    def __init__(self, network: Network, family: int, owner: int) -> None:
+        self.network = network
+        self.family = family
+        self.owner = owner
+        self.closed = False
+        self.other: SimSocket | None = None
+        self.inbox = Pipe()
+        self.blocking = True
+        self.limits = {real.SO_RCVTIMEO: 0.0, real.SO_SNDTIMEO: 0.0}
+        self.number = network.number(self)
+
+    # -- as the product sees it ----------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self.number
+
+    def setblocking(self, flag: bool) -> None:
+        self.blocking = flag
+
+    def settimeout(self, seconds: float | None) -> None:
+        assert seconds is None
+
+    def setsockopt(self, level: int, option: int, value: Any) -> None:
+        if option in self.limits:
+            seconds, micros = struct.unpack("@qq", value)
+            self.limits[option] = seconds + micros / 1e6
+
+    def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
+        assert self.other is not None
+        if option == PEERPIDFD:
+            return self.network.pidfd(self.other.owner)
+        assert option == real.SO_PEERCRED
+        return struct.pack("3i", self.other.owner, os.geteuid(), 0)
+
+    def getpeername(self) -> tuple[str, int]:
+        assert self.other is not None
+        return (f"10.0.0.{self.other.owner}", self.other.number)
+
+    def connect(self, address: Any) -> None:
+        self.network.connect(self)
+
+    def send(self, data: Any) -> int:
+        view = memoryview(data)
+        self._sendable()
+        assert self.other is not None
+        room = ROOM - len(self.other.inbox.arrived) - self.other.inbox.under_way
+        if room <= 0:
+            raise BlockingIOError(errno.EAGAIN, "no room")
+        self.network.carry(self, bytes(view[:room]), [])
+        return min(room, view.nbytes)
+
+    def sendmsg(self, buffers: Sequence[Any], ancillary: Sequence[Any] = ()) -> int:
+        self._sendable()
+        data = b"".join(buffers)
+        found: list[int] = []
+        for _, _, packed in ancillary:
+            found += struct.unpack(f"{len(packed) // 4}i", packed)
+        self.network.carry(self, data, [os.dup(each) for each in found])
+        return len(data)
+
+    def sendall(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        until = self._until(real.SO_SNDTIMEO)
+        while view.nbytes:
+            try:
+                view = view[self.send(view) :]
+                until = self._until(real.SO_SNDTIMEO)  # as the kernel does: anew for every part
+            except BlockingIOError:
+                self._wait(until)
+
+    def recv_into(self, view: Any, nbytes: int = 0, flags: int = 0) -> int:
+        return self._receive(memoryview(view), flags)
+
+    def recvmsg_into(
+        self, views: Sequence[Any], space: int = 0, flags: int = 0
+    ) -> tuple[int, list[Any], int, None]:
+        self._ready(flags)
+        extra: list[Any] = []
+        box = self.inbox
+        while box.descriptors and not box.descriptors[0][0]:
+            _, found = box.descriptors.popleft()
+            packed = struct.pack(f"{len(found)}i", *found)
+            extra.append((real.SOL_SOCKET, real.SCM_RIGHTS, packed))
+        return self._take(memoryview(views[0])), extra, 0, None
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.network.forget(self)
+        _drop(self.inbox)
+        if self.other is not None:
+            self.network.ends(self)
+        self.network.poke(self)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _sendable(self) -> None:
+        if self.closed:
+            raise OSError(errno.EBADF, "closed")
+        if self.other is None or self.other.closed or self.inbox.ended:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    def _until(self, option: int) -> float | None:
+        limit = self.limits[option]
+        return self.network.loop.time() + limit if limit else None
+
+    def _wait(self, until: float | None) -> None:
+        if not self.blocking or (until is not None and self.network.loop.time() >= until):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        me = running()
+        self.network.waiting.setdefault(self.number, []).append(me)
+        me.wait(until)
+        if self.closed:
+            raise OSError(errno.EBADF, "closed")
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.inbox.arrived) or self.inbox.ended
+
+    def _ready(self, flags: int) -> None:
+        if self.closed:
+            raise OSError(errno.EBADF, "closed")
+        until = self._until(real.SO_RCVTIMEO)
+        while not self.readable:
+            if flags & real.MSG_DONTWAIT:
+                raise BlockingIOError(errno.EAGAIN, "nothing there")
+            self._wait(until)
+
+    def _receive(self, view: memoryview, flags: int) -> int:
+        done = 0
+        while True:
+            self._ready(flags)
+            got = self._take(view[done:])
+            done += got
+            if not got or done == view.nbytes or not flags & real.MSG_WAITALL:
+                return done
+
+    def _take(self, view: memoryview) -> int:
+        box = self.inbox
+        got = min(view.nbytes, len(box.arrived))
+        view[:got] = box.arrived[:got]
+        del box.arrived[:got]
+        box.descriptors = deque((max(0, at - got), found) for at, found in box.descriptors)
+        assert self.other is not None
+        self.network.poke(self.other)  # there is room now
+        return got
+
+
+def _drop(pipe: Pipe) -> None:
+    pipe.arrived.clear()
+    for _, found in pipe.descriptors:
+        for descriptor in found:
+            os.close(descriptor)
+    pipe.descriptors.clear()
+
+
+class Network:
+    """All sockets of one simulation, and the loop's view of them.
+
+    Args:
+        accept: takes the daemon's end of a new connection; replaced when a daemon starts or ends (None).
+
+    Attributes:
+        hit: effective faults by kind.
+    """
+
+    def __init__(self, loop: SimLoop, source: random.Random) -> None:
+        self.loop = loop
+        self.random = source
+        self.faults = Faults()
+        self.hit: Counter[str] = Counter()
+        self.accept: Callable[[SimSocket], None] | None = None
+        self.waiting: dict[int, list[Any]] = {}
+        self.sockets: dict[int, SimSocket] = {}
+        self.dead: set[int] = set()
+        self.pidfds: dict[int, int] = {}
+        self._readers: dict[int, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._writers: dict[int, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._next = 1 << 20
+        loop.add_reader = self._add(self._readers)  # type: ignore[method-assign]
+        loop.add_writer = self._add(self._writers)  # type: ignore[method-assign]
+        loop.remove_reader = lambda fd: self._readers.pop(fd, None) is not None  # type: ignore[method-assign,misc]
+        loop.remove_writer = lambda fd: self._writers.pop(fd, None) is not None  # type: ignore[method-assign,misc]
+
+    def number(self, sock: SimSocket) -> int:
+        self._next += 1
+        self.sockets[self._next] = sock
+        return self._next
+
+    def forget(self, sock: SimSocket) -> None:
+        self.sockets.pop(sock.number, None)
+
+    def pidfd(self, pid: int) -> int:
+        """A new descriptor that is readable once the process is gone."""
+        self._next += 1
+        self.pidfds[self._next] = pid
+        return self._next
+
+    def gone(self, pidfd: int) -> bool:
+        return self.pidfds.get(pidfd) in self.dead
+
+    def die(self, pid: int) -> None:
+        """The process is gone: its sockets close, its pidfd says so."""
+        for sock in [each for each in self.sockets.values() if each.owner == pid]:
+            sock.close()
+        self.dead.add(pid)
+        for pidfd in [fd for fd, each in self.pidfds.items() if each == pid]:
+            self._look(pidfd)
+
+    def _add(self, table: dict[int, Any]) -> Any:
+        def add(fd: int, callback: Callable[..., None], *args: Any) -> None:
+            table[fd] = (callback, args)
+            self._look(fd)
+
+        return add
+
+    def _look(self, fd: int) -> None:
+        """Level triggered: call back while there is something to be done."""
+        sock = self.sockets.get(fd)
+        if fd in self._readers and (self.gone(fd) or (sock is not None and sock.readable)):
+            self.loop.call_soon(self._call, self._readers, fd)
+        if fd in self._writers and sock is not None and self._writable(sock):
+            self.loop.call_soon(self._call, self._writers, fd)
+
+    def _writable(self, sock: SimSocket) -> bool:
+        other = sock.other
+        if other is None or other.closed or sock.inbox.ended:
+            return True
+        return len(other.inbox.arrived) + other.inbox.under_way < ROOM
+
+    def _call(self, table: dict[int, Any], fd: int) -> None:
+        found = table.get(fd)
+        sock = self.sockets.get(fd)
+        if found is None:
+            return
+        if table is self._readers:
+            due = self.gone(fd) or (sock is not None and sock.readable)
+        else:
+            due = sock is not None and self._writable(sock)
+        if due:
+            callback, args = found
+            callback(*args)
+            if table.get(fd) is not None:
+                self._look(fd)
+
+    def poke(self, sock: SimSocket) -> None:
+        """Something has changed for whoever waits at this end."""
+        for thread in self.waiting.pop(sock.number, ()):
+            thread.wake()
+        self._look(sock.number)
+
+    # -- connections and what happens to them ------------------------------------------------------------
+
+    def connect(self, sock: SimSocket) -> None:
+        if self.accept is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        theirs = SimSocket(self, sock.family, 1)
+        sock.other, theirs.other = theirs, sock
+        self.loop.call_later(self.random.uniform(0, 1e-4), self._accepted, theirs)
+
+    def _accepted(self, theirs: SimSocket) -> None:
+        if self.accept is None or theirs.closed:
+            theirs.close()
+        else:
+            self.accept(theirs)
+
+    def carry(self, sock: SimSocket, data: bytes, descriptors: list[int]) -> None:
+        """Take bytes to the other end, some time, as far as they get."""
+        assert sock.other is not None
+        box, source, faults = sock.other.inbox, self.random, self.faults
+        tcp = sock.family != real.AF_UNIX
+        if box.hushed:
+            self.hit["silence"] += 1
+        elif faults.hush and source.random() < faults.hush:
+            self.hit["silence"] += 1
+            box.hushed = True
+        if box.hushed:
+            for each in descriptors:
+                os.close(each)
+            return
+        pause = source.uniform(0, 1e-4)
+        if faults.slow and source.random() < faults.slow:
+            pause += source.uniform(0, faults.slow_s)
+        if tcp and faults.flip and source.random() < faults.flip:
+            changed = bytearray(data)
+            changed[source.randrange(len(data))] ^= 1 << source.randrange(8)
+            data = bytes(changed)
+            self.hit["flipped on the wire"] += 1
+        pieces = [data]
+        if len(data) > 1 and faults.tear and source.random() < faults.tear:
+            at = source.randrange(1, len(data))
+            pieces = [data[:at], data[at:]]
+            self.hit["torn on the wire"] += 1
+        cut = source.randrange(len(pieces)) if source.random() < faults.cut else -1
+        box.under_way += len(data)
+        at = max(box.clear_at, self.loop.time() + pause)
+        for index, piece in enumerate(pieces):
+            if index:
+                at += source.uniform(0, 0.01)
+            if index == cut:
+                self.loop.call_at(at, self._cut, sock)
+                for each in descriptors:
+                    os.close(each)
+                box.under_way -= sum(map(len, pieces[index:]))
+                return
+            box.coming.append((piece, descriptors))
+            self.loop.call_at(at, self._arrive, sock.other)
+            descriptors = []
+        box.clear_at = at
+
+    def _arrive(self, sock: SimSocket) -> None:
+        box = sock.inbox
+        data, descriptors = box.coming.popleft()  # timers of one moment have no order
+        box.under_way -= len(data)
+        if sock.closed or box.ended:
+            for each in descriptors:
+                os.close(each)
+            return
+        if descriptors:
+            box.descriptors.append((len(box.arrived), descriptors))
+        box.arrived += data
+        self.poke(sock)
+
+    def _cut(self, sock: SimSocket) -> None:
+        """The connection breaks, for both ends."""
+        if sock.other is None or (sock.closed and sock.other.closed):
+            return
+        self.hit["cut"] += 1
+        for each in (sock, sock.other):
+            if not each.closed:
+                each.inbox.ended = True
+                self.poke(each)
+
+    def ends(self, sock: SimSocket) -> None:
+        """One end has closed: the other reads what has arrived, then the end."""
+        other = sock.other
+        assert other is not None
+        at = max(other.inbox.clear_at, self.loop.time() + self.random.uniform(0, 1e-4))
+        self.loop.call_at(at, self._ended, other)
+
+    def _ended(self, sock: SimSocket) -> None:
+        if not sock.closed:
+            sock.inbox.ended = True
+            self.poke(sock)
+
+    def select_module(self) -> SimpleNamespace:
+        """What stands for the module ``select`` in a client."""
+        network = self
+
+        class Poll:
+            def register(self, fd: int, events: int) -> None:
+                self.fd, self.events = fd, events
+
+            def poll(self, milliseconds: float) -> list[int]:
+                until = network.loop.time() + milliseconds / 1e3
+                while not (ready := self._ready()) and network.loop.time() < until:
+                    me = running()
+                    network.waiting.setdefault(self.fd, []).append(me)
+                    me.wait(until)
+                return [self.fd] if ready else []
+
+            def _ready(self) -> bool:
+                sock = network.sockets.get(self.fd)
+                if sock is None:
+                    return True
+                return sock.readable if self.events == select.POLLIN else network._writable(sock)
+
+        return SimpleNamespace(POLLIN=select.POLLIN, POLLOUT=select.POLLOUT, poll=Poll)
+
+    def socket_module(self) -> SimpleNamespace:
+        """What stands for the module ``socket`` in a client."""
+
+        def make(family: int, kind: int = real.SOCK_STREAM) -> SimSocket:
+            return SimSocket(self, family, running().pid)
+
+        def create_connection(address: Any, timeout: float) -> SimSocket:
+            sock = make(real.AF_INET)
+            sock.connect(address)
+            return sock
+
+        names = {name: getattr(real, name) for name in dir(real) if name.isupper()}
+        return SimpleNamespace(**names, socket=make, create_connection=create_connection)
+
+
+@contextmanager
+def quiet_time(network: Network) -> Iterator[None]:
+    """No faults meanwhile."""
+    before, network.faults = network.faults, Faults()
+    try:
+        yield
+    finally:
+        network.faults = before

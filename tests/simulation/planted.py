@@ -1,0 +1,92 @@
+"""Bugs drawn from what users met, one line each, planted into the product's own source: histories must find them all.
+
+A line names the kind (as in the reports: COR wrong bytes, ORD reuse of memory, PAR ranks, MEM leaks, HANG, LIV
+crashes, CAP limits, REM remote stores, LAY scheduling, OBS counters and events), where, what stands there and what the
+bug makes of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from lmcache_server import verbs
+from lmcache_server.connection import Connection
+from lmcache_server.engines import Engines, Joint
+from lmcache_server.session import Sessions
+
+from lmcache_core import frame
+from lmcache_core.engine.request import Request
+from lmcache_core.memory.leases import Leases
+from lmcache_core.memory.ledger import Ledger
+from lmcache_core.memory.pool import Pool
+from lmcache_core.storage import storing, upkeep
+from lmcache_core.storage.holdings import Holdings
+from lmcache_core.storage.loading import Loader
+from lmcache_core.wire.client import DaemonClient
+from lmcache_core.wire.grants import Home
+from lmcache_core.wire.link import Link
+from lmcache_core.wrappers.metrics import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One planted bug: in ``where.name`` the text ``old`` reads ``new``."""
+
+    title: str
+    kind: str
+    where: Any
+    name: str
+    old: str
+    new: str
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The product has this bug meanwhile."""
+        found = getattr(self.where, self.name)
+        source = textwrap.dedent(inspect.getsource(found))
+        assert source.count(self.old) == 1, f"{self.title}: {self.old!r} is not there once"
+        code = "from __future__ import annotations\n" + source.replace(self.old, self.new)
+        made: dict[str, Any] = {}
+        exec(compile(code, f"<{self.title}>", "exec"), vars(sys.modules[found.__module__]), made)
+        with patch.object(self.where, self.name, made[self.name]):
+            yield
+
+
+BUGS = (
+    Bug("flipped byte accepted", "COR", frame, "verify_raw", "if have != want:", "if False:"),
+    Bug("another key's value accepted", "COR", frame, "open_header", "if expect is not None and key != expect:", "if False:"),
+    Bug("early publish: one shard of two", "PAR", Joint, "fill", "len(self._filled) < self.engine.ranks or not all(self._digests)", "not any(self._digests)"),
+    Bug("torn stream committed", "COR", verbs, "_intact", "frame.intact(each.view, each.key, identity)", "True"),
+    Bug("damaged reply is a hit", "COR", DaemonClient, "_granted", "if not frame.intact(value, keys[at], identity):", "if False:"),
+    Bug("aborted reservation becomes visible", "COR", Ledger, "_show", "if held.state is not _RESERVED:", "if held.state is _DONE:"),
+    Bug("wrong place in the engine's memory", "LAY", Request, "_copy", "surface.unpack(want.group, want.first,", "surface.unpack(want.group, max(0, want.first - 1),"),
+    Bug("every token offered, none left to compute", "LAY", Request, "_reach", "min(self._offer.tokens, self.tokens - 1)", "self._offer.tokens"),
+    Bug("hole in a prefix served", "COR", Leases, "leading", "self.slots.index(-1) if -1 in self.slots else len(self.slots)", "len(self.slots)"),
+    Bug("memory handed on under a load in flight", "ORD", Pool, "quarantine", "self._isolate(", "self._end_held("),
+    Bug("double release", "MEM", Ledger, "_end_leases", "left = leases[slot] - 1", "left = max(0, leases[slot] - 2)"),
+    Bug("lease of a request never released", "MEM", Request, "end", "self._engine.client.release(offer.leases)", "pass"),
+    Bug("session forgets to forget a lease", "MEM", Sessions, "release", "leases = session.leases.pop(grant, None)", "leases = session.leases.get(grant)"),
+    Bug("aborted load keeps its memory", "MEM", Loader, "_land", "self._pool.abort(flight.reservation)", "pass"),
+    Bug("lease ended by a lost connection", "LIV", Sessions, "closed", "proof=False", "proof=True"),
+    Bug("memory of a dead process kept", "LIV", Sessions, "_end", "self.pool.close_owner(session, proof=True)", "self.pool.close_owner(session, proof=False)"),
+    Bug("unfinished chunk outlives its ranks", "PAR", Engines, "ended", "joint.drop()", "pass"),
+    Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "if self.claimed or grant in self.over or grant <= self.floor:", "if False:"),
+    Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
+    Bug("receive deadline not armed", "HANG", Link, "_arm", "micros = int(seconds * 1e6)", "micros = 0"),
+    Bug("request without a reply", "HANG", Connection, "_answer", "if reply is not None:", "if reply is not None and id % 8:"),
+    Bug("two replies to one request", "HANG", Connection, "_answer", "self.reply(reply)", "self.reply(reply), self.reply(reply)"),
+    Bug("late reply taken for the next one's", "HANG", Link, "call", "elif said.id == self._id:", "elif said.id <= self._id:"),
+    Bug("waiter forgotten when a load fails", "HANG", Loader, "_tell", "request.settle(at, reason)", "pass"),
+    Bug("partial batch reported as whole", "REM", storing, "_settle", "if result.status in (StoreStatus.STORED, StoreStatus.PRESENT):", "if True:"),
+    Bug("index keeps what was deleted", "PER", upkeep, "hide", "tier.holdings.hide(slot)", "tier.holdings.index.key(slot)"),
+    Bug("written before it is charged", "CAP", Holdings, "charge", "or self.used + need > self.limit", ""),
+    Bug("event lost", "OBS", upkeep, "_tell", "tier.context.emit(", "str("),
+    Bug("counter drifts", "OBS", Measured, "_judge", 's_total", 1, outcome=outcome)', 's_total", 1 + (outcome == "failed"), outcome=outcome)'),
+)  # fmt: skip  # one line per bug reads as a table
