@@ -25,9 +25,7 @@ QUICK = {"timeout": 0.5}
 
 
 @pytest.mark.parametrize("verb", ["load", "store"])
-def test_target_killed_in_the_middle_of_a_batch_is_found_again(
-    lend, tier, drive, eventually, verb
-):
+def test_target_killed_in_the_middle_of_a_batch_is_found_again(lend, tier, drive, eventually, verb):
     target = lend()
 
     async def main():

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from lmcache_core.spi import BackendError, Executor, Unavailable
 
 EAGER_S, QUICK_S, SLOW_S = 0.002, 0.00005, 0.002
+FEW = 16
+"""With more operations than that under way, at most half of the time is spent asking whether they have ended."""
 
 
 class Step(Protocol):
@@ -122,7 +124,7 @@ class Driver:
                 if not new and not tasks:
                     self._running = False
                     return
-            moved = bool(new)
+            began, moved = time.monotonic(), bool(new)
             for task in new:
                 self._advance(task, None)
             for task in tasks:
@@ -130,11 +132,13 @@ class Driver:
             moved |= self.flush()
             tasks = [task for task in (*tasks, *new) if task.waiting is not None]
             new = []
-            idle = 0.0 if moved else time.monotonic() - moved_at
+            now = time.monotonic()
             if moved:
-                moved_at = time.monotonic()
-            if tasks and not moved:
-                time.sleep(0 if idle < EAGER_S else QUICK_S if idle < 1 else SLOW_S)
+                moved_at = now
+            elif tasks:
+                idle, spent = now - moved_at, now - began
+                nap = 0 if idle < EAGER_S else QUICK_S if idle < 1 else SLOW_S
+                time.sleep(max(nap, spent) if len(tasks) > FEW else nap)
 
     def _look(self, task: Task) -> bool:
         step = task.waiting

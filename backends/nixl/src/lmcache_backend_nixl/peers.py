@@ -57,7 +57,7 @@ class Answer:
         self._number = self._link.queue(*self._message)
 
     def ended(self) -> bool:
-        link = self._link
+        link = self._link  # answers come with ``PeerRail.flush``
         if self._number not in link.answers:
             if time.monotonic() > max(self._end, link.heard + self._timeout):
                 link.close("it does not answer")

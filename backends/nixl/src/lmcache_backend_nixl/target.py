@@ -20,6 +20,7 @@ from typing import Any
 from lmcache_backend_nixl.agent import Agent, Piece
 from lmcache_backend_nixl.memory import Staging
 from lmcache_backend_nixl.wire import VERSION, Unpacker, pack
+from lmcache_core import ops
 from lmcache_core.spi import BackendError, MemoryKind, Region, Unavailable
 
 log = logging.getLogger("lmcache.nixl-target")
@@ -121,6 +122,7 @@ class Target:
 
     async def serve(self, host: str, port: int, /) -> asyncio.Server:
         self._going = asyncio.create_task(self._go_on())
+        self._populating = asyncio.create_task(asyncio.to_thread(ops.populate, self._block.view))
         return await asyncio.start_server(self._tier, host, port)
 
     async def _go_on(self) -> None:

@@ -1,0 +1,206 @@
+"""Stripes, configuration, plugins that are not here, and values that somebody spoiled."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from lmcache_backend_nixl import NixlBackend
+from lmcache_backend_nixl.agent import plugin_problem
+from lmcache_backend_nixl.config import NixlConfig, RailConfig
+from lmcache_backend_nixl.memory import Staging, address, section
+
+from lmcache_core.config import Config, ManagerConfig, TierConfig
+from lmcache_core.registry import Registry
+from lmcache_core.spi import ByteSize, ConfigError, Duration, StoreStatus, Unavailable
+from lmcache_core.storage import Reason
+from lmcache_core.storage.build import build
+from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+
+KIB, MIB = 1 << 10, 1 << 20
+NBYTES = 50_001
+CHUNKS = [key_of(number) for number in range(8)]
+
+
+def striped(tmp_path, *more):
+    rails = tuple(RailConfig(path=str(tmp_path / name)) for name in "abc")
+    return {"rails": (*rails, *more), "stripe": ByteSize(64 * KIB)}
+
+
+def test_long_value_lies_on_every_rail_and_a_short_one_on_one(tmp_path, tier, drive):
+    async def main():
+        async with tier(**striped(tmp_path)) as rig:
+            await rig.keep(1, nbytes=MIB)
+            await rig.keep(2, nbytes=100 * KIB)
+            files = {
+                name: [f for _, _, found in os.walk(tmp_path / name) for f in found if f != "lock"]
+                for name in "abc"
+            }
+            long = rig.key(1).text
+            assert sorted(sum(files.values(), [])) == sorted(
+                [f"{long}.{number}-3" for number in range(3)] + [rig.key(2).text]
+            )
+            assert all(any(f.startswith(long) for f in found) for found in files.values())
+            assert await rig.has(1, nbytes=MIB)
+            page = await rig.backend.scan()
+            assert {key for key, _ in page.values} == {rig.key(1), rig.key(2)}
+            assert not page.foreign
+
+    drive(main())
+
+
+def test_value_with_a_part_missing_is_absent_and_can_be_stored_anew(tmp_path, tier, drive):
+    async def main():
+        async with tier(**striped(tmp_path)) as rig:
+            for part in range(3):
+                await rig.keep(1, nbytes=MIB)
+                (path,) = tmp_path.glob(f"*/*/{rig.key(1).text}.{part}-3")
+                path.unlink()
+                assert await rig.lookup(1) == [None]
+                assert (await rig.get(1, MIB))[0].status.value == "missed"
+                if part == 0:
+                    await rig.keep(1, nbytes=MIB)
+                else:
+                    assert await rig.backend.delete([rig.key(1)]) == 1
+                    await rig.keep(1, nbytes=MIB)
+                assert await rig.has(1, nbytes=MIB)
+                assert await rig.backend.delete([rig.key(1)]) == 1
+
+    drive(main())
+
+
+def test_rails_may_be_of_different_kinds(tmp_path, tier, lend, drive):
+    target = lend()
+
+    async def main():
+        memory = RailConfig(backend="UCX", address=target.address)
+        async with tier(**striped(tmp_path, memory)) as rig:
+            await rig.keep(*range(4), nbytes=MIB)
+            assert await rig.has(*range(4), nbytes=MIB)
+            assert rig.backend.capabilities.shared
+            target.kill()
+            loaded, _ = await rig.get(1, MIB)
+            assert isinstance(loaded.error, Unavailable)
+            assert (await rig.put(7, MIB)).status is StoreStatus.FAILED
+
+    drive(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "POSX", "path": "/kv"}, "backend is 'POSX'; did you mean POSIX"),
+        ({"path": "kv"}, "write a whole path"),
+        ({"backend": "UCX"}, "write HOST:PORT"),
+        ({"path": "/kv", "rails": (RailConfig(path="/a"),)}, "rails stand instead"),
+        ({"path": "/kv", "stripe": ByteSize(1)}, "stripe is 1; the least is 65536"),
+    ],
+)
+def test_configuration_that_cannot_work_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        NixlConfig(**options)
+
+
+@pytest.mark.parametrize("plugin", ["GDS", "GDS_MT", "HF3FS", "LIBFABRIC", "DOCA_MEMOS"])
+def test_plugin_that_does_not_load_is_refused_by_what_it_lacks(tmp_path, tier, drive, plugin):
+    problem = plugin_problem(plugin)
+    if problem is None:
+        pytest.skip("it loads here")
+    assert "no such plugin" in problem or ".so" in problem
+    assert f"{plugin}: {problem}" in NixlBackend.remark()
+    assert "\n" not in NixlBackend.remark()
+
+    async def main():
+        with pytest.raises(ConfigError) as caught:
+            async with tier(backend=plugin, path=str(tmp_path), address="127.0.0.1:1"):
+                pass
+        assert problem in str(caught.value)
+
+    drive(main())
+
+
+def test_parameter_that_the_plugin_refuses_is_named(tmp_path, tier, drive):
+    async def main():
+        options = {"use_uring": True, "use_aio": True}
+        try:
+            async with tier(path=str(tmp_path), params=options) as rig:
+                await rig.keep(1)
+        except ConfigError as error:
+            assert "use_uring" in str(error)
+
+    drive(main())
+
+
+def test_nothing_of_torch_is_imported(tmp_path):
+    code = (
+        "import sys; from lmcache_backend_nixl import NixlBackend; assert 'nixl_cu12' not in sys.modules;"
+        "assert NixlBackend.unavailable() is None; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def below(path):
+    options = NixlConfig(path=str(path), shared=True)
+    tier = TierConfig(plugin="nixl", name="nixl", options=options, deadline=Duration(5.0))
+    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
+
+
+async def served(manager, keys):
+    loaded = await manager.load(keys, "reader")
+    for lease in loaded.leases:
+        verify_lease(lease)
+    manager.release(loaded.leases)
+    return len(loaded.leases), loaded.reason
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        pytest.param(lambda: plain_frame(CHUNKS[7], NBYTES), id="another key's value"),
+        pytest.param(lambda: b"garbage" * 5000, id="garbage"),
+        pytest.param(lambda: b"", id="nothing"),
+    ],
+)
+def test_damage_is_a_miss_and_is_stored_anew(tmp_path, drive, eventually, spoiled):
+    async def main():
+        first = await build(below(tmp_path / "kv"), Registry())
+        assert all(put(first, CHUNKS[:5], NBYTES))
+        await first.flush()
+        await first.aclose()
+        (place,) = tmp_path.glob(f"kv/*/{CHUNKS[3].text}")
+        place.write_bytes(spoiled())
+        second = await build(below(tmp_path / "kv"), Registry())
+        assert (await served(second, CHUNKS[:5]))[0] == 3
+
+        async def removed():
+            return not second.tiers[0].bad and not place.exists()
+
+        await eventually(removed)
+        assert all(put(second, CHUNKS[3:4], NBYTES))
+        await second.flush()
+        third = await build(below(tmp_path / "kv"), Registry())
+        assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
+        for manager in (second, third):
+            manager.check()
+            await manager.aclose()
+
+    drive(main())
+
+
+def test_staging_memory_is_lent_in_pages_and_joined_again():
+    staging = Staging(5 * 4096)
+    first, second = staging.take(1), staging.take(8192)
+    assert (first, second) == ((0, 4096), (4096, 8192))
+    assert staging.take(3 * 4096) is None
+    staging.give(first)
+    staging.give(second)
+    assert staging.take(5 * 4096) == (0, 5 * 4096)
+
+
+def test_sections_and_addresses_of_views():
+    data = bytearray(range(20))
+    views = (memoryview(data)[:5], memoryview(b""), memoryview(data)[5:20])
+    for start, nbytes in ((0, 20), (3, 4), (5, 1), (7, 13), (20, 0)):
+        joined = b"".join(section(views, start, nbytes))
+        assert joined == bytes(data[start : start + nbytes])
+    assert address(views[2]) == address(views[0]) + 5
