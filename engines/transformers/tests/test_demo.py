@@ -8,10 +8,10 @@ import torch
 from lmcache_engine_transformers.demo.command import (
     expected_reused,
     measure,
-    settings_for,
     tokens_of,
 )
 from lmcache_engine_transformers.demo.model import load
+from lmcache_engine_transformers.demo.settings import settings_for
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from lmcache_core.engine import Cache, CacheEngine, Forms, Paged, Request
 from lmcache_core.engine.quality import model_id
@@ -26,6 +25,7 @@ from lmcache_engine_transformers.space import (
     probe_layout,
     versions,
 )
+from lmcache_engine_transformers.timing import Own, Stopwatch
 
 UNKEYABLE = ("adapter_names", "token_type_ids", "position_ids")
 """Arguments that shape the KV in a way no key names; tensors are, whatever their name."""
@@ -50,48 +50,6 @@ class Reused:
     first_token: float = 0.0
     own: float = 0.0
     cpu: float = 0.0
-
-
-class Stopwatch(LogitsProcessor):
-    """Changes nothing; notes when the first scores were there."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        if self.first is None:
-            self.first = time.perf_counter()
-        return scores
-
-
-class _Own:
-    """Time since it was made, less what the model took: seconds by the clock, and of this thread's CPU."""
-
-    def __init__(self) -> None:
-        self._model = (0.0, 0.0)
-        self._began = self._now()
-
-    @contextmanager
-    def model(self) -> Iterator[None]:
-        """Around what the model computes."""
-        began = self._now()
-        try:
-            yield
-        finally:
-            spent = zip(self._model, began, self._now(), strict=True)
-            self._model = tuple(so_far + then - first for so_far, first, then in spent)
-
-    def spent(self) -> tuple[float, ...]:
-        rows = zip(self._now(), self._began, self._model, strict=True)
-        return tuple(now - began - model for now, began, model in rows)
-
-    @property
-    def computing(self) -> float:
-        """Seconds the model took."""
-        return self._model[0]
-
-    def _now(self) -> tuple[float, ...]:
-        return time.perf_counter(), time.thread_time()
 
 
 class CachedModel:
@@ -172,7 +130,7 @@ class CachedModel:
         Raises:
             ValueError: right padding, an own cache, or ``inputs_embeds``.
         """
-        began, watch, own = time.perf_counter(), Stopwatch(), _Own()
+        began, watch, own = time.perf_counter(), Stopwatch(), Own()
         for refused in ("past_key_values", "cache", "inputs_embeds"):
             if options.get(refused) is not None:
                 raise ValueError(f"generate of a cached model takes no {refused}")
@@ -266,7 +224,7 @@ class CachedModel:
         requests: Sequence[Request],
         prompts: Sequence[list[int]],
         input_ids: torch.Tensor,
-        own: _Own,
+        own: Own,
     ) -> tuple[DynamicCache, list[int]]:
         """Cache to start from, and tokens reused per prompt."""
         reach = [request.lookup() for request in requests]

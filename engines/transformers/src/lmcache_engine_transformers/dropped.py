@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from lmcache_core.spi import ConfigError
 from lmcache_engine_transformers.space import Planes
 
+
 class Sparse(DynamicLayer):
     """Keys and values of some tokens of a prefix, and of all behind it.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,12 +43,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer; seconds to its first token, and those of them and later ones in the cache's own code."""
+    """One answer.
+
+    Attributes:
+        first_token, cpu: seconds to the first token, and CPU seconds of all threads.
+        own: CPU seconds of the calling thread in the cache's own code, of the whole call.
+        beside: CPU seconds of the cache's other threads meanwhile.
+    """
 
     ids: list[int]
     first_token: float
+    cpu: float
     reused: int = 0
     own: float = 0.0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ def ask(model: Any, prompt: Sequence[int], /, *, tokens: int = TOKENS) -> Answer
     """The answer of a plain or cached model, greedily."""
     import torch
 
-    watch, began = Stopwatch(), time.perf_counter()
+    watch, began, used, others = Stopwatch(), time.perf_counter(), time.process_time(), _others()
     ids = torch.tensor([list(prompt)], device=model.device)
     output = model.generate(
         ids,
@@ -80,8 +89,26 @@ def ask(model: Any, prompt: Sequence[int], /, *, tokens: int = TOKENS) -> Answer
     first = (watch.first or time.perf_counter()) - began
     answer = output[0, len(prompt) :].tolist()
     if isinstance(model, CachedModel):
-        return Answer(answer, first, model.last.reused[0], model.last.own)
-    return Answer(answer, first)
+        beside = _others() - others
+        return Answer(answer, first, watch.cpu - used, model.last.reused[0], model.last.cpu, beside)
+    return Answer(answer, first, watch.cpu - used)
+
+
+def _others() -> float:
+    """CPU seconds of the cache's own threads so far; none where the system does not tell."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    threads = [each for each in threading.enumerate() if each.name.startswith("lmcache")]
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in threads if each.ident
+    )
+
+
+def threads() -> int:
+    """Threads the model computes with."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def warm_up(tokenizer: Any, model: Any, /) -> None:

@@ -1,0 +1,98 @@
+"""What the demo configures: memory above, and the tier that outlives the process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmcache_core.spi import ConfigError, Secret
+
+CPU_SIZE = "1GiB"
+
+
+def settings_for(tier: str, serde: str, chunk: int, place: Path, /) -> dict[str, Any]:
+    """Memory above, and the tier that outlives the process below it, empty.
+
+    Raises:
+        ConfigError: ``tier`` is neither a name nor one mapping.
+        PluginError: no such tier.
+        Unsupported: the tier has neither a folder nor a server that it can start by itself.
+    """
+    written = yaml.safe_load(tier)
+    if isinstance(written, str):
+        written = {written: _empty(written, place)}
+    if not (isinstance(written, dict) and len(written) == 1):
+        raise ConfigError(f"--tier takes a name or one 'PLUGIN: {{OPTIONS}}', not {tier!r}")
+    ((plugin, options),) = written.items()
+    # A demo on a busy machine shows hits, not deadlines.
+    lower = {"deadline": "60s", "write": "through", **(options or {})}
+    if serde:
+        lower["serde"] = yaml.safe_load(f"[{serde}]")
+    return {
+        "chunk_size": chunk,
+        "tiers": [{"cpu": {"size": CPU_SIZE}}, {plugin: lower}],
+        "manager": {"cost_gate": False, "dirty_cap": 0.9},
+    }
+
+
+def calibrated(
+    settings: dict[str, Any], folder: Path, place: Path, say: Callable[[str], None], /
+) -> dict[str, Any]:
+    """The same, with tables of this model for every serde that needs some; made once and kept."""
+    from lmcache_core.config import permissions
+
+    ((_, lower),) = settings["tiers"][-1].items()
+    chain = []
+    for each in lower.get("serde", ()):
+        ((name, options),) = ({each: None} if isinstance(each, str) else each).items()
+        known = {field.name for field in fields(permissions().load("serdes", name).config_type)}
+        if "tables" in known and "tables" not in (options or {}):
+            tables = place / f"{folder.name}.tables"
+            if not tables.exists():
+                say("calibrating, once")
+                command = ["calibrate", str(folder), "--out", str(tables), "--no-report"]
+                run_module(["lmcache_core", *command])
+            options = {**(options or {}), "tables": str(tables)}
+        chain.append({name: options} if options else name)
+    if chain:
+        lower["serde"] = chain
+    return settings
+
+
+def run_module(module: Sequence[str], text: str = "") -> str:
+    """Standard output of a module of Python.
+
+    Raises:
+        RuntimeError: it failed; its last word.
+    """
+    command = [sys.executable, "-m", *module]
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError((result.stderr.strip().splitlines() or ["no word"])[-1])
+    return result.stdout
+
+
+def _empty(plugin: str, place: Path) -> dict[str, Any]:
+    """Options of a tier with nothing in it: in a new folder, or in a server that ends with this process."""
+    from lmcache_core.config import permissions
+
+    found = permissions().load("backends", plugin)
+    if any(field.name == "path" for field in fields(found.config_type)):
+        kept = place / "tier"
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        return {"path": str(kept), "size": "4GiB"}
+    config = found.testing_config()
+    written = ((field, getattr(config, field.name)) for field in fields(config))
+    return {
+        field.name: value.reveal() if isinstance(value, Secret) else value
+        for field, value in written
+        if value != field.default
+    }
