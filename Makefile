@@ -51,7 +51,7 @@ bench-daemon: setup  ## the daemon: round trips, copies, streams, deaths
 bench-vllm:  ## hits in vLLM's own prefix cache and in ours, in pairs; upstream's where it is installed
 	@$(PYTHON) .ci/vllm_env.py run benchmarks/vllm_hits.py
 
-sim: setup  ## simulated histories of the storage manager; SEED=n replays one
+sim: setup  ## simulated histories of engines, daemon and tiers; SEED=n replays one
 	@$(PY) .ci/nightly.py sim $(SEED)
 
 nightly-%: setup

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 HISTORIES = ["lmcache_core.testing.histories"]
+WHOLE = ["tests.simulation"]
 STORAGE = [
     ["benchmarks/storage_copy.py"],
     ["benchmarks/storage_index.py"],
@@ -37,7 +38,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     "bench-daemon": (300, [["benchmarks/daemon.py"]]),
     "bench-tiers": (900, [["benchmarks/tiers.py"]]),
     "bench-disk": (900, [["benchmarks/disk.py"]]),
-    "sim": (900, [[*HISTORIES, "--seeds", "200"]]),
+    "sim": (900, [[*WHOLE, "--seeds", "200"]]),
     "storage": (
         1500,
         [
@@ -66,7 +67,14 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     ),
     "tiers": (1500, [["benchmarks/tiers.py"]]),
     "serdes": (1500, [["benchmarks/serdes.py"]]),
-    "faults": (1500, [["benchmarks/faults.py"]]),
+    "faults": (
+        1500,
+        [
+            [*WHOLE, "--seeds", "20000"],
+            [*WHOLE, "--planted", "--seeds", "2000"],
+            ["benchmarks/faults.py"],
+        ],
+    ),
     "transformers": (1500, [[".ci/transformers_ends.py"]]),
     "install": (1500, [[".ci/extras.py", "--all"], [".ci/wheels.py"]]),
 }
@@ -129,7 +137,7 @@ def main(arguments: list[str]) -> int:
         return 2
     budget, commands = PARTS[part]
     if part == "sim" and extra:
-        commands = [[*HISTORIES, "--first", extra[0], "--seeds", "1"]]
+        commands = [[*WHOLE, "--first", extra[0], "--seeds", "1"]]
     here = [command for command in commands if present(command)]
     if not here:
         print(f"{part}: not in this tree yet ({commands[0][0]} is missing)", file=sys.stderr)
@@ -158,4 +166,5 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
     raise SystemExit(main(sys.argv[1:]))

@@ -25,6 +25,11 @@ LOCAL = 5
 """One history out of so many has no daemon: all its clients sit beside the manager."""
 
 
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def history(seed: int, operations: int) -> Outcome:
     """The history of a seed."""
     kind = DaemonHistory if seed % LOCAL else History
@@ -70,10 +75,8 @@ def planted(executor: ProcessPoolExecutor, seeds: int, operations: int) -> int:
     work = partial(found, seeds=seeds, operations=operations)
     for bug, seed in zip(BUGS, executor.map(work, BUGS), strict=True):
         missed += seed < 0
-        print(
-            f"{bug.kind:5}{bug.title:45}{f'seed {seed}' if seed >= 0 else 'NOT FOUND'}", flush=True
-        )
-    print(f"{len(BUGS)} bugs, {missed} not found within {seeds} seeds")
+        say(f"{bug.kind:5}{bug.title:45}{f'seed {seed}' if seed >= 0 else 'NOT FOUND'}")
+    say(f"{len(BUGS)} bugs, {missed} not found within {seeds} seeds")
     return missed
 
 
@@ -84,7 +87,7 @@ def many(executor: ProcessPoolExecutor, first: int, seeds: int, operations: int)
     counts = [min(BLOCK, first + seeds - start) for start in starts]
     for outcome, lines in executor.map(partial(block, operations=operations), starts, counts):
         for line in lines:
-            print(line, flush=True)
+            say(line)
         failed += lines
         total.operations += outcome.operations
         total.verified += outcome.verified
@@ -92,8 +95,8 @@ def many(executor: ProcessPoolExecutor, first: int, seeds: int, operations: int)
         total.reasons += outcome.reasons
     for title, counter in (("outcome", total.reasons), ("effective fault", total.faults)):
         for name, count in sorted(Counter(counter).items()):
-            print(f"{title:16}{name:32}{count:10}")
-    print(
+            say(f"{title:16}{name:32}{count:10}")
+    say(
         f"{seeds} histories, {total.operations} operations, {total.verified} values verified, "
         f"{sum(total.faults.values())} effective faults, {len(failed)} failed"
     )
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=200, help="how many histories")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--operations", type=int, default=56, help="client operations in each")
+    parser.add_argument("--operations", type=int, default=48, help="client operations in each")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--planted", action="store_true", help="plant bugs, find each")
     options = parser.parse_args(arguments)
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bad = planted(executor, options.seeds, options.operations)
         else:
             bad = many(executor, options.first, options.seeds, options.operations)
-    print(f"{time.perf_counter() - begun:.1f} s in {options.jobs} processes")
+    say(f"{time.perf_counter() - begun:.1f} s in {options.jobs} processes")
     return int(bad > 0)
 
 

@@ -28,7 +28,8 @@ from lmcache_core.wire import connection as wire_connection
 from lmcache_core.wire import greeting as wire_greeting
 from lmcache_core.wire import helper as wire_helper
 from lmcache_core.wire import link as wire_link
-from tests.simulation.network import Network, SimSocket
+from tests.simulation.network import Network
+from tests.simulation.sockets import SimSocket
 from tests.simulation.threads import sleep, threading_of
 
 TOKEN = "a token of the simulation"

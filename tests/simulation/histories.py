@@ -28,7 +28,8 @@ from lmcache_core.testing.worlds import SPACE, verify_lease
 from lmcache_core.wire import records
 from tests.simulation import processes
 from tests.simulation.daemons import SimDaemon, simulated
-from tests.simulation.network import Faults, Network, SimSocket
+from tests.simulation.network import Faults, Network
+from tests.simulation.sockets import SimSocket
 from tests.simulation.threads import SimThread
 
 LATE_S = 5e-3

@@ -1,0 +1,53 @@
+"""The whole under faults, and proof that histories would notice bugs of every kind that users met."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lmcache_core.testing.histories import run_history
+from tests.simulation.__main__ import found, history
+from tests.simulation.histories import DaemonHistory
+from tests.simulation.planted import BUGS
+
+SEEDS = int(os.environ.get("LMCACHE_SEEDS", "24"))
+"""CI runs 1,000 in a stage of their own, nights 20,000."""
+SAMPLE = BUGS[:: 1 if SEEDS > 100 else 6]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_history_of_the_whole_breaks_a_promise(part):
+    outcomes = [history(seed, 48) for seed in range(part, SEEDS, 4)]
+    assert sum(sum(outcome.faults.values()) for outcome in outcomes) > 10 * len(outcomes)
+
+
+@pytest.mark.parametrize("bug", SAMPLE, ids=lambda bug: bug.title)
+def test_planted_bug_is_found(bug):
+    assert found(bug, 2000, 48) >= 0
+
+
+def test_every_planted_bug_still_has_its_place():
+    for bug in BUGS:
+        with bug.planted():
+            pass
+
+
+def test_one_seed_is_one_history_in_every_process():
+    code = (
+        "from lmcache_core.testing.histories import run_history;"
+        "from tests.simulation.histories import DaemonHistory;"
+        "print(*[run_history(seed, operations=40, kind=DaemonHistory).digest for seed in (3, 6)])"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    here = [run_history(seed, operations=40, kind=DaemonHistory).digest for seed in (3, 6)]
+    assert told == {" ".join(here) + "\n"}
