@@ -15,15 +15,18 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from setup import NATIVE, PIP, ROOT, WORK, native_lack
 
-CLEAN = WORK / "extras-venv"
+AT_ONCE = 2
+"""Extras tried at the same time, each in an environment of its own."""
 SMALL = 60 * 10**6
 HEAVY = re.compile(r"torch|triton|nvidia|cuda")
 
@@ -59,7 +62,7 @@ def closure(requirement: str) -> dict[str, int | None]:
 
 def install(python: str | Path, name: str, *options: str) -> list[str]:
     """Let pip install one extra into an environment; the names it chose."""
-    report = WORK / "extra.json"
+    report = WORK / f"extra-{name}.json"
     environment = dict(os.environ, PWD=str(ROOT), PIP_DISABLE_PIP_VERSION_CHECK="1")
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", *options]
     command += ["--report", str(report), "-c", "constraints.txt", "-e", f".[{name}]"]
@@ -72,12 +75,10 @@ def install(python: str | Path, name: str, *options: str) -> list[str]:
     return [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
 
 
-def fresh() -> Path:
+def fresh(folder: str) -> Path:
     """A clean environment; pip works on it from outside."""
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--clear", "--without-pip", str(CLEAN)], check=True
-    )
-    return CLEAN / "bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return Path(folder) / "bin/python"
 
 
 def one(name: str, everything: bool) -> tuple[int, float, str]:
@@ -98,10 +99,12 @@ def one(name: str, everything: bool) -> tuple[int, float, str]:
         result = f"{'installed' if everything else 'resolved'} beside torch's CPU build"
         return len(sizes), total / 1e6, result
     small = total < SMALL
-    chosen = install(fresh(), name, *(() if small else ("--dry-run",)))
-    if small:
-        check = [sys.executable, "-m", "pip", "--python", str(CLEAN / "bin/python"), "check"]
-        subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(dir=WORK, prefix="extra-") as folder:
+        python = fresh(folder)
+        chosen = install(python, name, *(() if small else ("--dry-run",)))
+        if small:
+            check = [sys.executable, "-m", "pip", "--python", str(python), "check"]
+            subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
     return len(chosen), total / 1e6, "installed" if small else "resolved"
 
 
@@ -111,14 +114,27 @@ def main(arguments: list[str]) -> int:
     needs_compiler = {NATIVE.replace("csrc", "native"), "all"} if lack else set()
     names = extras()
     print(f"{'extra':<18}{'closure':>8}{'MB':>9}{'s':>6}  result")
-    for name in names:
+
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    first: dict[tuple[str, ...], str] = {}
+    for name in names:  # several names of one distribution are one closure
+        first.setdefault(tuple(wanted[name]), name)
+
+    def row(name: str) -> str:
+        if (same := first[tuple(wanted[name])]) != name:
+            return f"{name:<18}{'':>8}{'':>9}{'':>6}  as {same}"
         if name in needs_compiler:
-            print(f"{name:<18}{'':>8}{'':>9}{'':>6}  skipped: {lack}")
-            continue
+            return f"{name:<18}{'':>8}{'':>9}{'':>6}  skipped: {lack}"
         started = time.monotonic()
         count, megabytes, result = one(name, "--all" in arguments)
         seconds = time.monotonic() - started
-        print(f"{name:<18}{count:>8}{megabytes:>9.1f}{seconds:>6.0f}  {result}", flush=True)
+        return f"{name:<18}{count:>8}{megabytes:>9.1f}{seconds:>6.0f}  {result}"
+
+    with ThreadPoolExecutor(1 if "--all" in arguments else AT_ONCE) as executor:
+        for line in executor.map(row, names):
+            print(line, flush=True)
     print(f"extras: {len(names)} with {PIP}")
     return 0
 
