@@ -14,6 +14,7 @@ from lmcache_core.config.records import (
     ManagerConfig as ManagerConfig,
     PluginChoice as PluginChoice,
     PluginsConfig as PluginsConfig,
+    Quality as Quality,
     Quota as Quota,
     Share as Share,
     TenantConfig as TenantConfig,

@@ -70,6 +70,14 @@ class LoadFailure(Enum):
     """Leave the engine's own setting alone."""
 
 
+class Quality(Enum):
+    """What an engine does about a lossy serde that was not measured on its model, or costs too much there."""
+
+    OFF = "off"
+    WARN = "warn"
+    REFUSE = "refuse"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginChoice:
     """A plugin by name and an instance of its ``config_type``: a serde, key manager, observer or wrapper."""
@@ -171,6 +179,9 @@ class EngineConfig:
         max_tokens_per_load: most tokens of one load, None for any number.
         verify_hot: see ``VerifyHot``.
         exact: refuse lossy tiers.
+        quality: see ``Quality``.
+        quality_kl: most that a lossy serde may cost, in nats per token.
+        quality_report: file of what was measured, from ``lmcache bench serde MODEL --record FILE``.
         tags_in_key: request tags that separate otherwise equal prefixes.
         key_managers: plugins that add identity fields.
         layerwise: load and store layer by layer where the engine can.
@@ -185,6 +196,9 @@ class EngineConfig:
     max_tokens_per_load: int | None = None
     verify_hot: VerifyHot = VerifyHot.SAMPLE
     exact: bool = False
+    quality: Quality = Quality.WARN
+    quality_kl: float = 0.02
+    quality_report: str = ""
     tags_in_key: tuple[str, ...] = ()
     key_managers: Annotated[tuple[PluginChoice, ...], "key_managers"] = ()
     layerwise: bool = False

@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from lmcache_core.config import Config, Effective, load
+from lmcache_core.config import Config, Effective, Quality, load
 from lmcache_core.engine.engine import CacheEngine
 from lmcache_core.engine.forms import Forms
+from lmcache_core.engine.quality import complaints
 from lmcache_core.observers import Emitter, Metrics
-from lmcache_core.spi import Event, GPUConnector
+from lmcache_core.spi import ConfigError, Event, GPUConnector
 from lmcache_core.storage.build import build, default_context, fidelity
 from lmcache_core.storage.results import Flushed, Shutdown
 from lmcache_core.storage.sync import SyncManager
@@ -113,6 +114,20 @@ class Cache:
             welcome = self.storage.welcome
             return welcome.fidelity if welcome is not None else "exact"
         return fidelity(self.config, self.registry)
+
+    def admit(self, model: str, /) -> None:
+        """Hold what was measured of the lossy serdes on a model (``quality.model_id``) against what is allowed.
+
+        Raises:
+            ConfigError: too little is known or too much is lost, and ``quality: refuse`` says so.
+        """
+        options = self.config.engine
+        if options.quality is Quality.OFF:
+            return
+        for complaint in complaints(options, self.fidelity, model):
+            if options.quality is Quality.REFUSE:
+                raise ConfigError(f"quality: refuse: {complaint}")
+            logging.getLogger("lmcache").warning("%s", complaint)
 
     def engine(self, forms: Forms, /) -> CacheEngine:
         """Requests of one model against this cache."""

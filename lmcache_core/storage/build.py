@@ -31,6 +31,7 @@ from lmcache_core.spi import (
     ResidentPool,
     SerdeOff,
 )
+from lmcache_core.storage.feed import Feed
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.tier import Tier
 from lmcache_core.threads import DaemonExecutor
@@ -73,14 +74,19 @@ def fidelity(config: Config, registry: Registry, /) -> str:
     for choice in (each for tier in config.tiers for chain in tier.chains for each in chain):
         found = registry.load("serdes", choice.name)
         if not found.lossless:
-            options, plain = _options(found, choice.options), found.config_type()
-            chosen = [
-                f"{field.name}={value}"
-                for field in fields(options)
-                if (value := getattr(options, field.name)) != getattr(plain, field.name)
-            ]
-            lossy.add(f"{choice.name}({','.join(chosen)})" if chosen else choice.name)
+            lossy.add(label(choice.name, _options(found, choice.options)))
     return APPROXIMATE + "+".join(sorted(lossy)) if lossy else EXACT
+
+
+def label(name: str, options: Any, /) -> str:
+    """A serde and those of its options that differ from its defaults: what decides what it loses."""
+    plain = type(options)()
+    chosen = [
+        f"{field.name}={value}"
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(plain, field.name)
+    ]
+    return f"{name}({','.join(chosen)})" if chosen else name
 
 
 def default_context(name: str, emit: Callable[[Event], None] = lambda event: None, /) -> Context:
@@ -142,6 +148,7 @@ class Builder:
         self.registry = registry
         self.metrics = metrics
         self.access = Access.OWNER
+        self.feed: Feed | None = None
         self.overcommit = False
         self._context = context
         self._manager: StorageManager | None = None
@@ -187,8 +194,9 @@ class Builder:
                 )
             pool = made[0]
         self._manager = StorageManager(
-            pool, tiers, context=context, config=self.config, metrics=self.metrics, resident=backend
-        )
+            pool, tiers, context=context, config=self.config, metrics=self.metrics,
+            resident=backend, feed=self.feed,
+        )  # fmt: skip
         await self._manager.open()
         return self._manager
 

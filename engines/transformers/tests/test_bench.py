@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lmcache_engine_transformers.bench.coding import code
-from lmcache_engine_transformers.bench.command import Row, chains_of, measured, row_of, show, slices
+from lmcache_engine_transformers.bench.command import (
+    Row,
+    chains_of,
+    measured,
+    note,
+    row_of,
+    show,
+    slices,
+)
 from lmcache_engine_transformers.bench.quality import Subject
 
 from engines.transformers.tests.tiny import make_model, prompt
 from lmcache_core.cli import main
+from lmcache_core.engine.quality import read
 from lmcache_core.registry import Registry
 from lmcache_core.spi import ConfigError, KVSpec, TensorSerde, ValueInfo
 
@@ -73,6 +83,16 @@ def test_what_a_lossy_serde_costs_is_measured_and_more_bits_cost_less(subject: S
         assert min(row.encode_gb_s, row.decode_gb_s, row.copy_gb_s) > 0
     assert rows[0].kl > rows[1].kl
     assert rows[0].key_error > rows[1].key_error
+
+
+def test_what_one_lossy_serde_costs_is_noted_for_the_engine(
+    subject: Subject, tmp_path: Path
+) -> None:
+    pytest.importorskip("lmcache_serde_quant")
+    row = replace(made(subject, Cut(CutOptions(4))), serde="[quant: {mode: int8}, zstd]")
+    note(tmp_path / "it.json", Path("org/name"), Registry(), [row, replace(row, serde="zstd")])
+    (found,) = read(tmp_path / "it.json")
+    assert (found.model, found.serde, found.kl) == ("org/name", "quant(mode=int8)", row.kl)
 
 
 def test_the_first_tokens_of_the_text_stay_exact(subject: Subject) -> None:

@@ -141,6 +141,7 @@ class Halves:
             ]  # fmt: skip
             sharding = f"tp={ranks.tensor},pp={ranks.pipeline},replicas={ranks.replicas}"
             space = key_space(self.config, [k.group for k in kept], sharding, self.cache.fidelity)
+            self.cache.admit(space.weights.hex())
         except ConfigError as error:
             LOG.warning("this engine runs without a cache: %s", error)
             self.off = True

@@ -15,8 +15,10 @@ import yaml
 from lmcache_core.cli.config import Json
 from lmcache_core.cli.output import print_json, print_table, remark
 from lmcache_core.config import permissions
+from lmcache_core.engine import quality as reports
 from lmcache_core.registry import Registry
 from lmcache_core.spi import ConfigError, PluginError
+from lmcache_core.storage.build import label
 from lmcache_core.wrappers import Serde
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -69,6 +71,9 @@ def main(
     following: Annotated[int, typer.Option(min=2, help="Tokens read on top of it.")] = 512,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens per chunk.")] = 256,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures (PNG, SVG).")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="File to note what the lossy ones cost, for quality_report.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Whose permissions to apply.")] = None,
     as_json: Json = False,
 ) -> int:
@@ -89,6 +94,8 @@ def main(
             remark(f"text {number} of {len(parts)}: {name}")
             results[name].append(measured(made, chain, chunk))
     rows = [row_of(name, found) for name, found in results.items() if found]
+    if record is not None:
+        note(record, model, registry, rows)
     if as_json:
         print_json({"model": str(model), "chunk": chunk, "rows": [asdict(row) for row in rows]})
     else:
@@ -101,6 +108,25 @@ def main(
         ):
             remark(f"wrote {path}")
     return 0
+
+
+def note(path: Path, model: Path, registry: Registry, rows: Sequence[Row], /) -> None:
+    """Add what each chain with one lossy serde costs to a quality report."""
+    found = []
+    for row in rows:
+        named = _named(yaml.safe_load(row.serde))
+        lossy = [each for each in named if not registry.load("serdes", each[0]).lossless]
+        if len(lossy) == 1:
+            name, options = lossy[0]
+            made = registry.load("serdes", name).config_type(**options)
+            found.append(
+                reports.Report(
+                    model=reports.model_id(model), serde=label(name, made), kl=row.kl, top1=row.top1,
+                    date=reports.today(),
+                )
+            )  # fmt: skip
+    reports.record(path, found)
+    remark(f"noted {len(found)} in {path}")
 
 
 def slices(ids: Sequence[int], texts: int, length: int, /) -> list[Sequence[int]]:
@@ -139,16 +165,24 @@ def chains_of(
     return found
 
 
-def _chain(registry: Registry, written: Any) -> list[Serde]:
-    chain = list[Serde]()
+def _named(written: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Names and options of a chain."""
+    found = []
     for each in written if isinstance(written, list) else [written]:
         single = {each: None} if isinstance(each, str) else each
         if not (isinstance(single, dict) and len(single) == 1):
             raise ConfigError(f"a serde is a name or one 'NAME: {{OPTIONS}}', not {each!r}")
         ((name, options),) = single.items()
+        found.append((name, options or {}))
+    return found
+
+
+def _chain(registry: Registry, written: Any) -> list[Serde]:
+    chain = list[Serde]()
+    for name, options in _named(written):
         kind = registry.load("serdes", name)
         try:
-            chain.append(kind(kind.config_type(**(options or {}))))
+            chain.append(kind(kind.config_type(**options)))
         except TypeError as error:
             raise ConfigError(f"serde {name!r}: {error}") from error
     return chain
