@@ -1,14 +1,13 @@
 """How memory of any order becomes chunks, who writes what of them, and what is refused."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
-from lmcache_engine_vllm.layout import Part, Ranks, chunk_of, keep, parts
+from lmcache_engine_vllm.groups import Part
+from lmcache_engine_vllm.layout import Ranks, keep
 from lmcache_gpu_cpu import CPUConnector
 
-from engines.vllm.tests.stand_ins import FullAttentionSpec, SlidingWindowSpec
 from lmcache_core.spi import ConfigError, Interior, Reuse
 
 B, H, N, C, L = 6, 2, 4, 8, 3
@@ -114,32 +113,41 @@ def test_blocks_of_the_engine_may_be_several_of_the_kernel():
     tensors = {name: torch.zeros(2 * B, H, N // 2, C) for name in ("model.layers.0.attn",)}
     made = kept(tensors)
     assert made.ratio == 2
-    assert made.blocks([3, 0]) == [6, 7, 0, 1]
+    assert made.place([3, 0], 0, 2 * N) == ([6, 7, 0, 1], 0, 2 * N)
 
 
-def test_groups_are_read_off_the_engines_own_configuration():
-    full, window = (
-        FullAttentionSpec(block_size=16),
-        SlidingWindowSpec(block_size=32, sliding_window=64),
-    )
-    groups = [SimpleNamespace(kv_cache_spec=s, layer_names=["a"]) for s in (full, window)]
-    found = parts(SimpleNamespace(kv_cache_groups=groups))
-    assert [(part.reuse, part.window, part.block) for part in found] == [
-        (Reuse.ALL, 0, 16), (Reuse.WINDOW, 64, 32),
-    ]  # fmt: skip
-    assert chunk_of(found, 8) == 32
-    assert chunk_of(found, 100) == 128
+def stateful(kind="MAMBA2"):
+    """Memory of one recurrent layer whose blocks are padded, and how it is kept: chunks of two blocks."""
+    padded = torch.arange(B * 2 * C, dtype=torch.int8).reshape(B, 2 * C)
+    tensors = {"model.layers.1.mixer": padded[:, :C].reshape(B, 1, 1, C)}
+    part = Part(1, N, Reuse.POINT, 0, tuple(tensors), f"mamba_type={kind}")
+    return tensors, keep(part, tensors, {}, Ranks(), chunk=2 * N, number=0, blocks=B, release="1")
 
 
-@pytest.mark.parametrize("kind", ["MambaSpec", "ChunkedLocalAttentionSpec"])
-def test_what_is_reused_by_an_unknown_rule_is_refused(kind):
-    """Seen in LMCache#2879."""
-    spec = type(kind, (SimpleNamespace,), {})(block_size=16)
-    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a"])
-    with pytest.raises(ConfigError, match=r"not kept yet|not known here"):
-        parts(SimpleNamespace(kv_cache_groups=[group]))
+def test_a_state_is_the_one_block_at_the_end_of_its_chunk():
+    tensors, made = stateful()
+    (tensor,) = tensors.values()
+    assert made.form.interior is Interior.STATE
+    assert made.form.nbytes == C
+    assert made.form.tokens == 2 * N
+    payload = memoryview(bytearray(C))
+    where = made.place([0, 0, 0, 5], 2 * N, 2 * N)
+    assert where == ([5], 0, 1)
+    before = tensor.clone()
+    bound(tensors, made).pack(0, *where, payload)
+    assert bytes(payload) == before[5].numpy().tobytes()
+    bound(tensors, made).unpack(0, *made.place([0, 2], 0, 2 * N), payload)
+    assert torch.equal(tensor[2], before[5])
+    assert torch.equal(tensor[[0, 1, 3, 4, 5]], before[[0, 1, 3, 4, 5]])
+    assert made.place([0], 0, 2 * N) == ([0], 0, 1)  # a table that ends before it: nowhere
 
 
-def test_attention_that_ignores_a_prefix_is_refused():
-    with pytest.raises(ConfigError, match="on top of a prefix"):
-        kept({"model.layers.0.attn": torch.zeros(B, 1, N, C)}, "CPU_MLA")
+def test_states_of_another_make_are_not_read():
+    assert stateful("MAMBA2")[1].group.encoding != stateful("GDN_ATTN")[1].group.encoding
+
+
+def test_what_vllm_computes_wrongly_on_a_cpu_is_refused():
+    with pytest.raises(ConfigError, match="whosever the state"):
+        stateful("MambaAttentionBackendEnum.SHORT_CONV")
+    with pytest.raises(ConfigError, match="whosever it is"):
+        kept(memory("LBHNC", fill=False), "CPU_MLA")

@@ -24,6 +24,12 @@ class Base:
     def bind_connector_metadata(self, step):
         self.bound = step
 
+    def get_num_new_matched_tokens(self, request, local):
+        raise AssertionError("not bound")
+
+    def update_state_after_alloc(self, request, blocks, external):
+        raise AssertionError("not bound")
+
     def get_transfer_results(self, ids):
         return SimpleNamespace(
             finished_recving=self.get_finished(ids)[1] or set(), failed_recving=set()
@@ -64,6 +70,9 @@ class Stock(Base):
         super().__init__(given, role, cache)
         self._lmcache_engine = stock.LMCacheConnectorV1Impl(given, role, self)
 
+    def get_finished(self, ids):
+        return self._lmcache_engine.get_finished(ids)
+
 
 def test_stock_wrapper_forwards_what_it_swallows(daemon):
     made = Stock(config(daemon), Role.SCHEDULER, cache_config(8))
@@ -80,12 +89,32 @@ def test_stock_wrapper_forwards_what_it_swallows(daemon):
     assert made._lmcache_engine.off
 
 
-def test_stock_wrapper_cannot_keep_several_groups(daemon):
-    cache = cache_config(8)
-    cache.kv_cache_groups = cache.kv_cache_groups * 2
-    made = Stock(config(daemon), Role.SCHEDULER, cache)
-    assert made._lmcache_engine.get_num_new_matched_tokens(Request("r", [1], 1), 0) == 0
-    assert made._lmcache_engine.off
+@pytest.mark.parametrize("background", [False, True])
+def test_stock_wrapper_lets_a_request_wait_for_its_load(daemon, background):
+    given = config(daemon, async_load=background)
+    made = Stock(given, Role.SCHEDULER, cache_config(8))
+    ours = made._lmcache_engine
+    asked = []
+    ours.scheduler = SimpleNamespace(
+        matched=lambda request, local: 8,
+        background=ours.settings.background,
+        allocated=lambda *given: asked.append(given),
+        close=lambda: None,
+    )
+    request = Request("r", list(range(3 * BLOCK)), 1)
+    assert made.get_num_new_matched_tokens(request, 0) == (8, background)
+    table = SimpleNamespace(get_block_ids=lambda: ([4, 5],))
+    made.update_state_after_alloc(request, table, 8)
+    assert asked == [("r", 8, ([4, 5],))]
+    made.shutdown()
+
+
+def test_stock_wrapper_tells_which_loads_have_failed(daemon):
+    made = Stock(config(daemon), Role.WORKER, cache_config(8))
+    made._lmcache_engine.worker = SimpleNamespace(
+        arrived={"r"}, missed={"r"}, storing=SimpleNamespace(forget=lambda ids: None)
+    )
+    assert made.get_transfer_results(set()).failed_recving == {"r"}
     made.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lmcache_core import __version__
@@ -70,6 +71,8 @@ class Halves:
         self.cache: Cache
         self.client: DaemonClient
         self.cache, self.client = settings.open_cache(self.settings)
+        if self.cache.config.engine.layerwise:  # said where all engines are told
+            self.settings = replace(self.settings, layerwise=True)
         self.tally = Tally(self.cache.metrics)
         self.scheduler: Scheduler | None = None
         self.worker: Worker | None = None

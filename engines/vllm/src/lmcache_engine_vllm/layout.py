@@ -1,8 +1,4 @@
-"""Which KV cache groups of an engine are kept, and how: read off its cache configuration and its tensors.
-
-Nothing of vLLM is imported: its records are told apart by the names of their classes, so that a new subclass of
-a known one is treated like it and an unknown one is refused.
-"""
+"""How the KV cache groups of an engine are kept: read off its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from lmcache_core import frame
-from lmcache_core.identity import Group, Shard, chunk_tokens, rows_spec
+from lmcache_core.identity import Group, Shard, rows_spec
 from lmcache_core.spi import (
     ConfigError,
     Interior,
@@ -24,6 +20,7 @@ from lmcache_core.spi import (
     page_spec,
 )
 from lmcache_core.wire.records import Form
+from lmcache_engine_vllm.groups import Part
 
 ROWS = {
     "FLASH_ATTN", "FLASH_ATTN_VLLM_V1", "FLASHINFER", "TRITON_ATTN", "TRITON_ATTN_VLLM_V1", "FLEX_ATTENTION",
@@ -31,23 +28,6 @@ ROWS = {
 }  # fmt: skip
 """Attention backends whose (token, head) cells are plain rows; of all others only whole blocks are known."""
 PLAIN = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One KV cache group that is kept.
-
-    Attributes:
-        index: its number at the engine.
-        block: tokens of one block of its table.
-        layers: names of its layers.
-    """
-
-    index: int
-    block: int
-    reuse: Reuse
-    window: int
-    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +127,17 @@ class Kept:
             form.interior.value, segments,
         )  # fmt: skip
 
-    def blocks(self, table: Sequence[int]) -> Sequence[int]:
-        """Blocks of the tensors for blocks of the engine."""
+    def place(self, table: Sequence[int], first: int, count: int) -> tuple[Sequence[int], int, int]:
+        """Blocks of the tensors, and the range in them, that hold tokens [first, first + count).
+
+        A state is one block, that of the last token; nothing holds it where that is block 0.
+        """
+        if self.part.reuse is Reuse.POINT:
+            last = (first + count) // self.part.block - 1
+            return ([table[last]] if last < len(table) else [0]), 0, 1
         if self.ratio == 1:
-            return table
-        return [block * self.ratio + i for block in table for i in range(self.ratio)]
+            return table, first, count
+        return [block * self.ratio + i for block in table for i in range(self.ratio)], first, count
 
     def cut(self, part: memoryview, piece: Piece, first: int, count: int) -> memoryview:
         """Tokens [first, first + count) of a run of segments, as a payload of their own."""
@@ -162,33 +148,6 @@ class Kept:
             for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
         ]
         return memoryview(b"".join(pieces))
-
-
-def parts(cache: Any) -> tuple[Part, ...]:
-    """The groups of an engine's ``KVCacheConfig`` that a prefix hit needs.
-
-    Raises:
-        ConfigError: one of them follows a rule that is not known here.
-    """
-    chosen = getattr(cache, "prefix_cacheable_group_ids", range(len(cache.kv_cache_groups)))
-    found = []
-    for group in cache.kv_cache_groups:
-        # Whatever the engine thinks of its reuse: without its state a prefix is not what it was.
-        if any("Mamba" in base.__name__ for base in type(group.kv_cache_spec).__mro__):
-            raise ConfigError("models with a recurrent state are not kept yet")
-    for index in chosen:
-        group = cache.kv_cache_groups[index]
-        reuse, window = _rule(group.kv_cache_spec)
-        block = int(group.kv_cache_spec.block_size)
-        found.append(Part(index, block, reuse, window, tuple(group.layer_names)))
-    if not found:
-        raise ConfigError("this model has no KV cache group that could be reused")
-    return tuple(found)
-
-
-def chunk_of(cache_parts: Sequence[Part], configured: int) -> int:
-    """Tokens per chunk: whole blocks of every group."""
-    return chunk_tokens(configured, [part.block for part in cache_parts])
 
 
 def keep(
@@ -224,10 +183,11 @@ def keep(
     if any(len(shape) != 4 for shape, _ in shapes) or first.shape[0] % blocks:
         raise ConfigError(f"memory of group {part.index} has shapes {sorted(shapes)[:3]}")
     ratio = first.shape[0] // blocks
+    point = part.reuse is Reuse.POINT
     states, dtype = part.block // ratio, str(first.dtype).removeprefix("torch.")
-    names = {backends.get(name, "unknown") for name in held}
-    split = _split(part, shapes, names, dtype, first)
-    interior = Interior.ROWS if split else Interior.PAGE
+    names = {part.state} if point else {backends.get(name, "unknown") for name in held}
+    split = [] if point else _split(part, shapes, names, dtype, first)
+    interior = Interior.STATE if point else Interior.ROWS if split else Interior.PAGE
     numbers = _numbers(held)
     specs = tuple(
         page_spec(
@@ -241,12 +201,17 @@ def keep(
         raise ConfigError(
             "latent attention of vLLM on CPU computes no token on top of a prefix, whosever it is"
         )
-    if any(spec.states != states for spec in specs):
+    if "short_conv" in part.state.lower() and first.device.type == "cpu":
+        raise ConfigError(
+            "short convolutions of vLLM on CPU compute otherwise when a prompt goes in two steps, "
+            "whosever the state in between is"
+        )
+    if any(spec.states != (1 if point else states) for spec in specs):
         raise ConfigError(
             f"blocks of group {part.index} hold {specs[0].states} tokens, not {states}"
         )
     sizes = {
-        layer: chunk // states * sum(spec.block_nbytes for spec in planes)
+        layer: (1 if point else chunk // states) * sum(spec.block_nbytes for spec in planes)
         for layer, planes in groupby(specs, key=lambda spec: spec.layer)
     }
     heads = first.shape[1] * ranks.shards if split else ranks.shards
@@ -274,21 +239,6 @@ def keep(
     if ranks.world > 1:
         room += frame.ALIGNMENT  # one length for all ranks, whatever the tags of a request
     return Kept(part, specs, group, form, room, mine, pieces, ratio, numbers)
-
-
-def _rule(spec: Any) -> tuple[Reuse, int]:
-    inner = getattr(spec, "kv_cache_specs", None)
-    if inner:
-        rules = {_rule(each) for each in inner.values()}
-        if len(rules) == 1:
-            return rules.pop()
-        raise ConfigError("layers of one KV cache group are reused by different rules")
-    names = {base.__name__ for base in type(spec).__mro__}
-    if "SlidingWindowSpec" in names:
-        return Reuse.WINDOW, int(spec.sliding_window)
-    if "FullAttentionSpec" in names:
-        return Reuse.ALL, 0
-    raise ConfigError(f"KV cache groups of {type(spec).__name__} are not known here")
 
 
 def _split(

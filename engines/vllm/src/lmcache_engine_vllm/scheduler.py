@@ -22,8 +22,8 @@ from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.grants import RemoteLeases
 from lmcache_engine_vllm.asked import Asked
 from lmcache_engine_vllm.breaker import Breaker, Trust
+from lmcache_engine_vllm.groups import Part, filled, tables
 from lmcache_engine_vllm.identity import wishes
-from lmcache_engine_vllm.layout import Part
 from lmcache_engine_vllm.names import Names
 from lmcache_engine_vllm.settings import Settings
 from lmcache_engine_vllm.steps import Load, Step, Store, Tables
@@ -114,6 +114,10 @@ class Scheduler:
             return
         if external > 0 and asked.leases is not None:
             asked.plan = (asked.local, asked.local + external)
+            if self.whole and asked.plan[1] != asked.reach:
+                # What a window or a state needs at another end was not leased: all of it is lost.
+                self.client.release(asked.leases)
+                asked.leases = None
             if self.background and found is not None:
                 asked.tables = tuple(tuple(found[part.index]) for part in self.parts)
                 self._waiting.append(id)
@@ -166,7 +170,7 @@ class Scheduler:
         for id in out.num_scheduled_tokens:
             asked = self.states.get(id)
             if asked is not None and asked.plan is not None and asked.tables is None:
-                step.loads.append(self._load(asked, None, self._tables(out, id)))
+                step.loads.append(self._load(asked, None, tables(self.parts, out, id)))
         self.close()
         return step
 
@@ -190,7 +194,7 @@ class Scheduler:
         if asked is None:
             return
         if asked.plan is not None:
-            step.loads.append(self._dispatch(asked, self._tables(out, id)))
+            step.loads.append(self._dispatch(asked, tables(self.parts, out, id)))
         if asked.base is None or computed < asked.base:
             asked.base = computed
         if computed < asked.computed:
@@ -198,7 +202,7 @@ class Scheduler:
         asked.computed = computed + out.num_scheduled_tokens.get(id, 0)
         if asked.probe and asked.leases is not None and asked.computed >= asked.reach:
             asked.probe, asked.plan = False, (0, asked.reach)
-            step.checks.append(self._dispatch(asked, self._tables(out, id)))
+            step.checks.append(self._dispatch(asked, tables(self.parts, out, id)))
         self._store(step, out, id, asked, computed)
 
     def _store(self, step: Step, out: Any, id: str, asked: Asked, computed: int) -> None:
@@ -225,7 +229,7 @@ class Scheduler:
                 tuple(asked.chain.digests[first:chunks]),
                 first * self.chunk,
                 asked.base or 0,
-                self._tables(out, id, chunks * self.chunk),
+                filled(self.parts, out, id, chunks * self.chunk),
                 asked.wishes.tenant,
                 asked.wishes.tags,
                 asked.request.num_tokens,
@@ -267,13 +271,6 @@ class Scheduler:
             asked.request.request_id, handle, asked.spots, first, end, asked.request.num_tokens,
             tables, asked.tables is not None,
         )  # fmt: skip
-
-    def _tables(self, out: Any, id: str, end: int | None = None) -> Tables:
-        found = out.kv_connector_block_state.get_block_ids(id) or ()
-        return tuple(
-            tuple(found[part.index] if end is None else found[part.index][: -(-end // part.block)])
-            for part in self.parts
-        )
 
     # -- asking ------------------------------------------------------------------------------------------------
 

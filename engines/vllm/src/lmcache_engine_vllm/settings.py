@@ -56,12 +56,11 @@ class Settings:
     extra: Mapping[str, Any]
 
 
-def read(config: Any, *, shared: bool, waits: bool = True) -> Settings:
+def read(config: Any, *, shared: bool) -> Settings:
     """Read vLLM's ``VllmConfig``.
 
     Args:
         shared: the name that was asked for stands for a daemon of its own.
-        waits: a request can wait for its load.
 
     Raises:
         ConfigError: a value that makes no sense.
@@ -96,7 +95,7 @@ def read(config: Any, *, shared: bool, waits: bool = True) -> Settings:
         stores=bool(transfer.is_kv_producer),
         skip_last=_number("skip_last_n_tokens", own["skip_last_n_tokens"] or 0),
         canary=_share("canary", own["canary"] or 0),
-        background=waits and bool(own["async_load"]),
+        background=bool(own["async_load"]),
         layerwise=bool(written.get("use_layerwise") or extra.get("lmcache.use_layerwise")),
         shared=shared,
         workers=workers,

@@ -1,7 +1,8 @@
 """What vLLM's own ``LMCacheConnectorV1`` makes: an object it forwards some of its hooks to.
 
 The others it swallows, ``reset_cache`` above all: after a change of weights it reports success and goes on
-finding what the old ones computed. So they are bound on the wrapper itself, which hands us its instance.
+finding what the old ones computed. So they are bound on the wrapper itself, which hands us its instance; so are
+those that let a request wait for its load. Counters cannot be: vLLM's exporter asks the class, in another process.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ from lmcache_engine_vllm.halves import Halves
 from lmcache_engine_vllm.settings import LOG
 from lmcache_engine_vllm.steps import Announced
 
-BOUND = ("reset_cache", "shutdown", "update_connector_output")
+BOUND = {
+    "get_num_new_matched_tokens": "matched",
+    "get_transfer_results": "transfer_results",
+    "reset_cache": "reset",
+    "shutdown": "close",
+    "update_connector_output": "connector_output",
+    "update_state_after_alloc": "granted",
+}
+"""Hooks of the wrapper, and what answers them here."""
 
 
 class LMCacheConnectorV1Impl(Halves):
     """Args:
     parent: vLLM's wrapper.
     """
-
-    waits = False
 
     def __init__(self, vllm_config: Any, role: Any, parent: Any) -> None:
         super().__init__(
@@ -30,10 +37,10 @@ class LMCacheConnectorV1Impl(Halves):
             shared=False,
         )
         self._parent = parent
-        for name in BOUND:
+        for name, ours in BOUND.items():
             if not hasattr(type(parent), name):
                 LOG.warning("this vLLM has no %s to bind; it will not be followed", name)
-            setattr(parent, name, getattr(self, name))
+            setattr(parent, name, getattr(self, ours))
         kind = type(parent)
         if getattr(parent, "requires_kv_delivery", False):
             # A property: only a class of its own can say that a dropped save is a later miss, nothing worse.
@@ -62,11 +69,8 @@ class LMCacheConnectorV1Impl(Halves):
     def get_kv_events(self) -> list[Announced]:
         return self.events()
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
-        return self.matched(request, num_computed_tokens)[0]
-
-    def update_state_after_alloc(self, request: Any, *given: Any) -> None:
-        self.allocated(request, given[-1])
+    def granted(self, request: Any, blocks: Any, external: int) -> None:
+        self.allocated(request, external, blocks)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         return self.build(scheduler_output)
@@ -76,12 +80,11 @@ class LMCacheConnectorV1Impl(Halves):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.finished(request)
 
-    def update_connector_output(self, connector_output: Any) -> None:
+    def transfer_results(self, finished: set[str]) -> Any:
+        results = type(self._parent).get_transfer_results(self._parent, finished)
+        results.failed_recving |= self.missed()
+        return results
+
+    def connector_output(self, connector_output: Any) -> None:
         self.output(connector_output, getattr(self._parent, "_kv_cache_manager", None))
         type(self._parent).update_connector_output(self._parent, connector_output)
-
-    def reset_cache(self) -> bool | None:
-        return self.reset()
-
-    def shutdown(self) -> None:
-        self.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from lmcache_core import frame
 from lmcache_core.identity import KeySpace
-from lmcache_core.spi import GPUConnector, Key, Refusal, Reservation
+from lmcache_core.spi import GPUConnector, Key, Refusal, Reservation, Reuse
 from lmcache_core.wire.client import DaemonClient
 from lmcache_engine_vllm.breaker import Breaker
 from lmcache_engine_vllm.layout import Kept, Piece, Ranks
@@ -168,8 +168,11 @@ class Storing:
 
     def _there(self, group: int, tables: Tables, first: int) -> bool:
         """Whether all blocks of a chunk are still the request's."""
-        block = self.kept[group].part.block
-        return 0 not in tables[group][first // block : (first + self.kept[0].form.tokens) // block]
+        kept, size = self.kept[group], self.kept[0].form.tokens
+        if kept.part.reuse is Reuse.POINT:
+            return kept.place(tables[group], first, size)[0] != [0]
+        block = kept.part.block
+        return 0 not in tables[group][first // block : (first + size) // block]
 
     def _room(self, key: Key, tags: tuple[str, ...]) -> int:
         kept = self.kept[key.group]
@@ -181,11 +184,12 @@ class Storing:
         kept, key = self.kept[want.key.group], want.key
         assert want.reservation is not None
         view, seed = want.reservation.view, frame.seed_of(key)
-        table, room = kept.blocks(want.store.tables[key.group]), self._room(key, tags)
+        room = self._room(key, tags)
+        where = kept.place(want.store.tables[key.group], want.first, kept.form.tokens)
         for piece in pieces if self.ranks.writes else ():
             into = view[room + piece.offset : room + piece.offset + piece.nbytes]
             copied = self.connector.pack(
-                key.group, table, want.first, kept.form.tokens, into, seed=seed, layers=piece.layers
+                key.group, *where, into, seed=seed, layers=piece.layers
             ).wait()
             if copied is None or copied.digests is None:
                 raise ValueError(f"{key!r} was not copied")

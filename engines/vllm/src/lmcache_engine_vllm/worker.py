@@ -15,7 +15,7 @@ from lmcache_core import frame
 from lmcache_core.config import VerifyHot
 from lmcache_core.identity import KeySpace, canonical
 from lmcache_core.observers import Metrics
-from lmcache_core.spi import GPUConnector
+from lmcache_core.spi import GPUConnector, Reuse
 from lmcache_core.spi.errors import BackendError, ConfigError, Corrupt
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
@@ -110,6 +110,12 @@ class Worker:
                     ),
                 )
             self._registered = home
+            if ranks.world > 1 and not ranks.rank and not home.writable:
+                LOG.warning(
+                    "nothing is stored: the %d ranks of this engine write in place, and memory of the daemon at %s "
+                    "is sealed; start it with --arena-mode shared-rw",
+                    ranks.world, self.client.address,
+                )  # fmt: skip
         except ConfigError:
             self._registered = home  # asking again will not change it
             raise
@@ -198,7 +204,10 @@ class Worker:
         nbytes, size = 0, self.kept[0].form.tokens
         for lease, spot in zip(leases, load.spots, strict=False):
             first, end = max(spot, load.first), min(spot + size, load.end)
-            first = self._in_window(lease.key.group, load.tables, first, end)
+            if self.kept[lease.key.group].part.reuse is Reuse.POINT:
+                first, end = spot, spot + size  # all of it, however much of the chunk is there
+            else:
+                first = self._in_window(lease.key.group, load.tables, first, end)
             if first >= end:
                 continue
             if not self._unpack(lease, spot, first, end, load, layer):
@@ -282,7 +291,9 @@ class Worker:
                 return False
             room, digests = header.nbytes, header.digests
         payload, seed = view[room:], frame.seed_of(lease.key)
-        table = kept.blocks(load.tables[lease.key.group])
+        table, begin, count = kept.place(load.tables[lease.key.group], first, end - first)
+        if table == [0]:
+            return False
         whole = end - first == form.tokens
         for piece in kept.pieces if layer is None else kept.layer(layer):
             part = payload[piece.offset : piece.offset + piece.nbytes]
@@ -290,7 +301,7 @@ class Worker:
                 part = kept.cut(part, piece, first - spot, end - first)
             expected = b"".join(digests[n] for n in piece.mine) if digests and whole else None
             copied = self.connector.unpack(
-                lease.key.group, table, first, end - first, part,
+                lease.key.group, table, begin, count, part,
                 seed=seed if expected else None, digests=expected, layers=piece.layers,
             ).wait()  # fmt: skip
             if copied is None or copied.bad_segment >= 0:
@@ -340,7 +351,8 @@ class Worker:
         leases = self.client.adopt(check.handle) if check.handle is not None else None
         for lease, spot in zip(leases or (), check.spots, strict=False):
             kept = self.kept[lease.key.group]
-            size, table = kept.form.tokens, kept.blocks(check.tables[lease.key.group])
+            size = kept.form.tokens
+            where = kept.place(check.tables[lease.key.group], spot, size)
             if spot + size > check.end:
                 break
             same = True
@@ -348,7 +360,7 @@ class Worker:
             for piece in kept.pieces:
                 own = bytearray(piece.nbytes)
                 self.connector.pack(
-                    lease.key.group, table, spot, size, memoryview(own), layers=piece.layers
+                    lease.key.group, *where, memoryview(own), layers=piece.layers
                 ).wait()
                 theirs = lease.view[room + piece.offset : room + piece.offset + piece.nbytes]
                 same = same and close(own, theirs, kept.form.dtype)

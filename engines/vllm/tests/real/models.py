@@ -44,6 +44,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
          "first_k_dense_replace": 4, "n_routed_experts": 4, "n_shared_experts": 1,
          "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1},
     ),
+    "mamba": (  # two-dimensional states beside attention, as Granite 4 has them
+        "GraniteMoeHybrid",
+        {"layer_types": ["mamba", "attention"] * 2, "head_dim": None, "num_local_experts": 0,
+         "num_experts_per_tok": 0, "shared_intermediate_size": 512, "mamba_n_heads": 8, "mamba_n_groups": 1,
+         "mamba_d_state": 64, "mamba_d_head": 64, "mamba_d_conv": 4, "mamba_expand": 2,
+         "mamba_chunk_size": 256, "position_embedding_type": "rope"},
+    ),
     "hybrid": (  # short convolutions beside attention: a recurrent state and pages
         "Lfm2",
         {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_bias": False,
