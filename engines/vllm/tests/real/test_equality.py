@@ -76,7 +76,11 @@ def test_two_engines_share_what_either_has_computed(
     llama: Path, folder: Path, plain: list[Answer], running: Daemon
 ) -> None:
     socket = str(running.folder / f"run/port-{running.port}.sock")  # as pods of one node name it
-    connector = running.connector | {"kv_connector_extra_config": {"lmcache.daemon.socket": socket}}
+    extra = {
+        "lmcache.daemon.socket": socket,
+        "use_layerwise": True,
+    }  # kept and loaded layer by layer
+    connector = running.connector | {"kv_connector_extra_config": extra}
     sharing = (connector, running.env)
     with (
         Engine(llama, folder / "first.log", *sharing) as first,
