@@ -6,15 +6,16 @@ The same files and the same memory as ours, but no names to publish, no question
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nixl_cu12 import _bindings as nixl
-
 from lmcache_core.spi import Key
+
+nixl: Any = importlib.import_module("nixl_cu12._bindings")
 
 
 def address(view: memoryview) -> int:

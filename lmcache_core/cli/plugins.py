@@ -29,6 +29,7 @@ FAULTS = ("broken", "incompatible", "conflicting")
 class Listed:
     """One line. ``state`` is one of: installed, ready, unavailable, broken, incompatible, conflicting,
     denied, not installed, retired; those from ``ready`` to ``incompatible`` are known after asking only.
+    Of a plugin that is ready, ``reason`` is what its class method ``remark`` says, if it has one.
     """
 
     kind: str
@@ -125,6 +126,8 @@ def _line(registry: Registry, offer: Offer, offers: list[Offer], probe: bool) ->
             found = registry.import_offer(offer)
             reason = unavailable(found, f"{offer.kind} {offer.name!r}") or ""
             state, capabilities = "unavailable" if reason else "ready", capabilities_of(found)
+            if not reason and callable(remark_of := getattr(found, "remark", None)):
+                reason = remark_of()
         except PluginIncompatible as error:
             state, reason = "incompatible", str(error)
         except PluginLoadError as error:

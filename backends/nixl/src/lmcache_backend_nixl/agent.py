@@ -54,8 +54,8 @@ def plugin_problem(plugin: str, /) -> str | None:
     """Why the shared object of a NIXL plugin cannot be loaded here, or None. Loads it."""
     module = Path(bindings().__file__).resolve().parent
     places = [
-        module.parent / f"{module.name}.libs" / "nixl",
         module.parent / f".{module.name}.mesonpy.libs" / "plugins",
+        module.parent / f"{module.name}.libs" / "nixl",
     ]
     for place in places:
         if (path := place / f"libplugin_{plugin}.so").exists():

@@ -175,8 +175,12 @@ class NixlBackend(PolledBackend):
     async def unregister(self, region: Region, /) -> None:
         if not self.capabilities.register:
             return await super().unregister(region)
-        await self._call("unregister", lambda: [rail.remove(region) for rail in self._rails])
+        await self._call("unregister", self._unregister, region)
         return None
+
+    def _unregister(self, region: Region) -> None:
+        for rail in self._rails:
+            rail.remove(region)
 
     # -- names and parts -----------------------------------------------------------------------------------
 

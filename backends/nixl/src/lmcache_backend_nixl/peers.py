@@ -11,13 +11,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from lmcache_backend_nixl.agent import Agent, Piece
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
-from lmcache_backend_nixl.driver import Call, Operation, Together
+from lmcache_backend_nixl.driver import Call, Operation, Step, Together
 from lmcache_backend_nixl.link import Link
 from lmcache_backend_nixl.memory import Staging, pieces, section
 from lmcache_backend_nixl.rail import Rail, Transfer, all_stored, wanted
@@ -216,7 +217,7 @@ class PeerRail(Rail):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _linked(self) -> Iterator[Any]:
+    def _linked(self) -> Generator[Step, Any, tuple[Link, Agent]]:
         """A connection that is up, with the target knowing all registered memory."""
         if self._link is not None:
             self._link.pump()
@@ -260,7 +261,7 @@ class PeerRail(Rail):
                     yield from self._fly(agent, link, local, start + load.offset)
             else:
                 for at, part in self._windows(length):
-                    room = yield Until(lambda part=part: self._staging.take(part))
+                    room = yield Until(partial(self._staging.take, part))
                     try:
                         into = [(self._staging.at + room[0], part)]
                         yield from self._fly(agent, link, into, start + load.offset + at)
@@ -294,7 +295,7 @@ class PeerRail(Rail):
         try:
             if not covered:
                 for at, part in self._windows(nbytes):
-                    room = yield Until(lambda part=part: self._staging.take(part))
+                    room = yield Until(partial(self._staging.take, part))
                     try:
                         staged = self._staging.view[room[0] : room[0] + part]
                         for view in section(views, at, part):
