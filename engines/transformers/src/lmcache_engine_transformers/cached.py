@@ -16,6 +16,7 @@ from lmcache_core.engine.quality import model_id
 from lmcache_core.identity import KeySpace, Unkeyable
 from lmcache_core.spi import GPUConnector, PageSpec, page_spec
 from lmcache_engine_transformers.dropped import drops, refuse_unfit, rows_of, without_dropped
+from lmcache_engine_transformers.registering import register
 from lmcache_engine_transformers.space import (
     CACHE,
     Planes,
@@ -93,6 +94,7 @@ class CachedModel:
         self._weights = Weights()
         self._versions: Any = None
         self._engine: CacheEngine | None = None
+        self._session: object = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -216,7 +218,8 @@ class CachedModel:
                 fidelity=self.cache.fidelity,
             )
             self._engine = self.cache.engine(Forms(space))
-            self._versions = seen
+            self._versions, self._session = seen, None
+        self._session = register(self.cache, self._engine.forms, self._session)
         return self._engine
 
     def _past(
