@@ -51,6 +51,8 @@ ENGINE = "engines/vllm"
 OURS = ["csrc", "server", "gpu_connectors/cpu", "backends/cpu", "backends/disk", ENGINE]
 """What an engine and its daemon need; other tiers and engines want other versions of what vLLM wants."""
 TESTS = f"{ENGINE}/tests/real"
+COMPANY = ["nixl==1.5.1", "nixl-cu12==1.5.1"]
+"""What tests of the night run beside us; its wheel requires a CUDA build of torch and works without."""
 ATTEMPTS = 3
 
 PEER = ["lmcache==0.5.6", "aiofile", "aiofiles", "awscrt", "cryptography", "httpx", "nvtx", "sortedcontainers",
@@ -289,7 +291,9 @@ def main(arguments: list[str]) -> int:
         rest = [word for word in rest if word != "--long"]
         options = ["-m", "pytest", "-q", "-o", f"cache_dir={WORK}/pytest-vllm"]
         rest = [*options, *(rest or []), TESTS]
-        os.environ |= {"LMCACHE_TEST_LONG": "1"} if long else {}
+        if long:
+            os.environ["LMCACHE_TEST_LONG"] = "1"
+            must(pip(python, "install", "-qq", "--no-deps", *COMPANY), "installing nixl")
     elif what != "run":
         raise SystemExit(f"vllm: test, run or peer, not {what!r}")
     return subprocess.run([str(python), *rest], cwd=ROOT, check=False).returncode

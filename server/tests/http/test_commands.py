@@ -75,9 +75,24 @@ def test_quota_freeze_and_flush(daemon):
     assert answered(daemon, "flush") == {"left": 0, "left_bytes": 0}
 
 
+def test_a_tier_is_shown_resized_taken_out_and_put_back(daemon):
+    (tier,) = answered(daemon, "tiers", "list")
+    assert (tier["name"], tier["plugin"], tier["enabled"]) == ("disk", "disk", True)
+    size = tier["limit"]
+    assert answered(daemon, "tiers", "limit", "disk", "64MiB")["limit"] == 64 << 20
+    assert answered(daemon, "tiers", "list")[0]["limit"] == 64 << 20
+    assert answered(daemon, "tiers", "limit", "disk", str(size))["limit"] == size
+    assert answered(daemon, "tiers", "disable", "disk") == {"name": "disk", "enabled": False}
+    assert answered(daemon, "tiers", "list")[0]["enabled"] is False
+    assert answered(daemon, "tiers", "enable", "disk") == {"name": "disk", "enabled": True}
+    assert answered(daemon, "tiers", "list")[0]["enabled"] is True
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("tiers", "limit", "disk", "much"), "not a size"),
+        (("tiers", "enable", "nope"), "no lower tier 'nope' is configured; there are: disk"),
         (("query", "zz"), "not a key: 'zz'"),
         (("clear",), "say what to clear"),
         (("clear", "--all", "--tier", "cpu"), "say what to clear"),
