@@ -31,6 +31,8 @@ STORAGE = [
     ["benchmarks/traces.py"],
     ["benchmarks/traces_manager.py"],
 ]
+MODES = ("int8", "k8v4h", "kivi4", "int4h", "turbo4", "turbo3")
+QUANT = [f"--serde=quant: {{mode: {mode}}}" for mode in MODES]
 PARTS: dict[str, tuple[float, list[list[str]]]] = {
     # part: (budget in seconds, commands; the first word is a file or a module)
     "bench": (1500, [*STORAGE, ["benchmarks/disk.py"]]),
@@ -66,7 +68,15 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
         ],
     ),
     "tiers": (1500, [["benchmarks/tiers.py"]]),
-    "serdes": (1500, [["benchmarks/serdes.py"]]),
+    "serdes": (
+        1500,
+        [
+            ["benchmarks/serdes.py"],  # makes the model of the next one
+            ["lmcache_core", "bench", "serde", ".lmcache-work/demo/smollm2-135m-instruct", *QUANT],
+            ["benchmarks/streaming.py"],
+            ["tests/storage/damaged.py", "--cases", "1000000"],
+        ],
+    ),
     "faults": (
         1500,
         [
