@@ -527,6 +527,16 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         kind="commands",
+        name="tiers",
+        dist="lmcache-server",
+        path="server",
+        object="lmcache_server.client.tiers:app",
+        help="Show lower tiers, resize them, take them out of service and back.",
+        extra="server",
+        status="experimental",
+    ),
+    Entry(
+        kind="commands",
         name="reload",
         dist="lmcache-server",
         path="server",
