@@ -25,9 +25,7 @@ def memory(seed: int, *, tokens: int = TOKENS, first: int = 0) -> NDArray[Any]:
     model, draw = np.random.default_rng(5), np.random.default_rng(seed)
     mix = model.standard_normal((LAYERS, 2, HEADS, DIM, DIM)) * np.linspace(0.5, 0.05, DIM)[:, None]
     mean = 2 * model.standard_normal((LAYERS, 2, 1, HEADS, DIM))
-    kv = np.einsum(
-        "lpthi,lphij->lpthj", draw.standard_normal((LAYERS, 2, tokens, HEADS, DIM)), mix
-    )
+    kv = np.einsum("lpthi,lphij->lpthj", draw.standard_normal((LAYERS, 2, tokens, HEADS, DIM)), mix)
     kv = (kv + mean).astype(np.float32)
     for layer in range(LAYERS):
         whole = np.zeros((first + tokens, HEADS, DIM), np.float32)

@@ -13,7 +13,18 @@ from lmcache_serde_cachegen.config import LEVELS
 from lmcache_core import ops
 from lmcache_core.spi import ConfigError, Corrupt
 from serde.cachegen.tests.model import (
-    CODECS, DIM, HEADS, TOKENS, bfloat16, coded, floats, info_of, memory, restored, serde, spec_of,
+    CODECS,
+    DIM,
+    HEADS,
+    TOKENS,
+    bfloat16,
+    coded,
+    floats,
+    info_of,
+    memory,
+    restored,
+    serde,
+    spec_of,
     tables_in,
 )  # fmt: skip
 
@@ -111,7 +122,9 @@ def test_keys_are_turned_back_by_their_positions(path: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_a_shard_of_the_heads_is_coded_by_itself(name: str, path: str) -> None:
     kv, codec = memory(9)[0], serde(name, path)
-    whole = floats(restored(codec, info_of(spec_of()), coded(codec, info_of(spec_of()), bfloat16(kv))))
+    whole = floats(
+        restored(codec, info_of(spec_of()), coded(codec, info_of(spec_of()), bfloat16(kv)))
+    )
     for head in range(HEADS):
         info = info_of(spec_of(heads=(head, head + 1)))
         back = restored(codec, info, coded(codec, info, bfloat16(kv[:, :, head : head + 1])))
@@ -122,7 +135,9 @@ def test_a_shard_of_the_heads_is_coded_by_itself(name: str, path: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_what_the_tables_are_not_for_is_declined(name: str, path: str) -> None:
     codec, payload = serde(name, path), bytearray(bfloat16(memory(9)[0]))
-    with pytest.raises(ValueError, match="not those the tables were made for|far outside|no fewer"):
+    with pytest.raises(
+        ValueError, match=r"not those the tables were made for|far outside|no fewer"
+    ):
         coded(codec, info_of(spec_of()), bfloat16(floats(payload) * 1000))
     with pytest.raises(ValueError, match="know no layer 7"):
         coded(codec, info_of(spec_of(layer=7)), bytes(payload))

@@ -1,10 +1,12 @@
 """Tables for one model from its keys and values on some text, and from how much its predictions mind errors there.
 
-``klt``. The slope of the log likelihood of the following text, drawn from the model itself, gives the metric of an
-error: to second order the divergence of the predictions is half of its square, averaged (the Fisher information).
-In that metric the coordinates of each head are principal ones, and one step for all coordinates of all heads,
-layers, keys and values is the best division of bits (reverse water filling). Keys are turned back by their
-positions first, where that makes them more alike.
+``klt``. The slope of the log likelihood of the following text, drawn from the model itself, gives the metric of a
+small error: to second order the divergence of the predictions is half of its square, averaged (the Fisher
+information). Errors here are not small, and texts few, so only a part of it is believed: ``TRUST`` between layers,
+``1 - FLOOR`` between the directions of a head, the rest is error relative to what there is. In that metric the
+coordinates of each head are principal ones, and one step for all coordinates of all heads, layers, keys and
+values is the best division of bits (reverse water filling). Keys are turned back by their positions first,
+where that makes them more alike.
 
 ``cachegen``. Steps in deviations of a channel that grow with depth; a channel is coded as differences from its
 group's first token where that takes fewer bits.
@@ -30,12 +32,18 @@ DEPTH = (1.0, 1.5, 2.0)
 """How much coarser each third of the layers is."""
 GROUP = 10
 ROUNDING = 0.5
-FLOOR = 0.3
-"""Share of the metric that is the same in all directions: slopes are few, and other texts have others."""
-LOUD = 0.98
+TRUST = 0.2
+"""Exponent of the size of the slopes against that of the values, between layers."""
+FLOOR = 0.8
+"""Share of the metric of a head that is the same in all directions."""
+KEYS = 0.5
+"""Weight of keys against values: the softmax forgives keys more than their slopes say."""
+LOUD = 0.8
 """Slopes beyond this quantile of their lengths are shortened to it: few tokens would rule otherwise."""
 SKIPPED = 8
 """First tokens of a text, unlike all others, and exact anyway."""
+SOME = 7
+"""Of so many coordinates one is asked when a step is looked for."""
 FINE = 1024
 """Finest steps on either side of the mean that are counted."""
 
@@ -57,7 +65,9 @@ def tables(
     """
     layers, planes, _, heads, dim = samples[0][0].shape
     if dim % 16 or planes != 2:
-        raise ValueError(f"heads of {dim} elements in {planes} planes: they must be multiples of 16 in two")
+        raise ValueError(
+            f"heads of {dim} elements in {planes} planes: they must be multiples of 16 in two"
+        )
     turning, interleaved = _turning(samples[0][0], rope)
     pairs = [
         tuple(_straight(each, rope, turning, interleaved) for each in sample) for sample in samples
@@ -92,7 +102,9 @@ def turned(rows: Array, frequencies: Array, interleaved: bool, direction: int) -
 
 def _turning(kv: Array, rope: Sequence[Array]) -> tuple[list[int], bool]:
     """Which embedding turns the keys of each layer (-1: none), told by what makes them more alike."""
-    candidates = [(number, each, pair) for number, each in enumerate(rope) for pair in (False, True)]
+    candidates = [
+        (number, each, pair) for number, each in enumerate(rope) for pair in (False, True)
+    ]
 
     def spread(rows: Array) -> float:
         each = rows[SKIPPED:].transpose(1, 2, 0)
@@ -114,9 +126,7 @@ def _turning(kv: Array, rope: Sequence[Array]) -> tuple[list[int], bool]:
     return [int(each.argmax()) if each.max() > 0 else -1 for each in chosen.T], interleaved
 
 
-def _straight(
-    kv: Array, rope: Sequence[Array], turning: Sequence[int], interleaved: bool
-) -> Array:
+def _straight(kv: Array, rope: Sequence[Array], turning: Sequence[int], interleaved: bool) -> Array:
     out = kv.copy()
     for layer, number in enumerate(turning):
         if number >= 0:
@@ -134,10 +144,13 @@ def _klt(values: Array, slopes: Array, arrays: dict[str, Array]) -> dict[str, An
     slopes *= np.minimum(1, loud / np.maximum(lengths, 1e-30))
     metric = _moment(slopes.transpose(0, 1, 3, 2, 4))
     dim = metric.shape[-1]
-    size = np.trace(metric, axis1=-2, axis2=-1)[..., None, None] / dim
-    size = np.maximum(size, 1e-6 * size.mean())  # a head that nothing minds yet
-    metric = (1 - FLOOR) * metric + FLOOR * size * np.eye(dim)
-    metric /= metric.max()
+    size, spread = (
+        np.trace(each, axis1=-2, axis2=-1)[..., None, None] / dim for each in (metric, covariance)
+    )
+    size, spread = (np.maximum(each, 1e-9 * each.max() + 1e-30) for each in (size, spread))
+    metric = (1 - FLOOR) * metric / size + FLOOR * np.eye(dim)
+    weight = size.mean(2, keepdims=True) ** TRUST * spread.mean(2, keepdims=True) ** (TRUST - 1)
+    metric *= weight / weight.max() * np.array([KEYS, 1 / KEYS])[:, None, None, None]
     weights, axes = np.linalg.eigh(metric)
     root = (axes * np.sqrt(weights)[..., None, :]) @ axes.swapaxes(-1, -2)
     inverse = (axes / np.sqrt(weights)[..., None, :]) @ axes.swapaxes(-1, -2)
@@ -148,12 +161,14 @@ def _klt(values: Array, slopes: Array, arrays: dict[str, Array]) -> dict[str, An
     finest = _step(energy, BITS[0] + 3)
     counts = _counted(rows, (root @ principal).astype(np.float32), finest)
     steps, classes, freqs, bits = [], [], [], []
-    shape = mean.shape
+    shape, some = mean.shape, counts[::SOME]
     for target in BITS:
         low, high = 0.5, 512.0
         for _ in range(14):
             middle = (low * high) ** 0.5
-            low, high = (low, middle) if _entropy(_coarser(counts, middle)) < target else (middle, high)
+            low, high = (
+                (low, middle) if _entropy(_coarser(some, middle)) < target else (middle, high)
+            )
         times = (low * high) ** 0.5
         found = shared(_coarser(counts, times))
         steps.append(np.full(shape, finest * times, "<f4"))
@@ -175,8 +190,8 @@ def _put(arrays: dict[str, Array], side: str, matrices: Array) -> None:
 
 def _moment(rows: Array) -> Array:
     """Mean of the outer products of ``[...][token][dim]``."""
-    found: Array = rows.swapaxes(-1, -2) @ rows
-    return found.astype(np.float64) / rows.shape[-2]
+    found: Array = (rows.swapaxes(-1, -2) @ rows).astype(np.float64) / rows.shape[-2]
+    return found
 
 
 def _step(energy: Array, bits: float) -> float:
@@ -222,7 +237,9 @@ def _entropy(histograms: Array) -> float:
 
 def _cachegen(samples: Sequence[Array], arrays: dict[str, Array]) -> dict[str, Any]:
     tokens = min(sample.shape[2] for sample in samples) // GROUP * GROUP
-    values = np.concatenate([sample[:, :, SKIPPED : tokens - GROUP + SKIPPED] for sample in samples], 2)
+    values = np.concatenate(
+        [sample[:, :, SKIPPED : tokens - GROUP + SKIPPED] for sample in samples], 2
+    )
     layers, planes, count, heads, dim = values.shape
     mean, deviation = values.mean(2), values.std(2)
     depth = np.array(DEPTH)[np.arange(layers) * len(DEPTH) // layers]
@@ -233,9 +250,13 @@ def _cachegen(samples: Sequence[Array], arrays: dict[str, Array]) -> dict[str, A
         # one step for all channels of a plane: those that vary most are to have most bits
         spread = np.sqrt((deviation**2).mean((2, 3), keepdims=True))
         step = np.broadcast_to(scale * depth[:, None, None, None] * spread, shape).astype("<f4")
-        first, plain, differing = (np.empty((layers, planes * heads * dim, 256), np.int64) for _ in range(3))
+        first, plain, differing = (
+            np.empty((layers, planes * heads * dim, 256), np.int64) for _ in range(3)
+        )
         for layer in range(layers):
-            q = np.rint((values[layer] - mean[layer][:, None]) / step[layer][:, None]).astype(np.int32)
+            q = np.rint((values[layer] - mean[layer][:, None]) / step[layer][:, None]).astype(
+                np.int32
+            )
             q = q.transpose(1, 0, 2, 3).reshape(count, -1)
             first[layer], plain[layer] = _histogram(q[anchor]), _histogram(q[~anchor])
             differing[layer] = _histogram((q - np.repeat(q[anchor], GROUP, 0))[~anchor])

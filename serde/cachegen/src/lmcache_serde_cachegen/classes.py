@@ -58,7 +58,9 @@ def frequencies(counts: Array, /) -> Array:
     wanted[:255], wanted[255] = within, counts[255] + tails[limit]
     exact = np.where(allowed, wanted, 0) / total * goal
     found = np.where(allowed, np.maximum(1, np.floor(exact)), 0).astype(np.int64)
-    while (excess := int(found.sum()) - goal) > 0:  # what rare symbols got is taken from the commonest
+    while (
+        excess := int(found.sum()) - goal
+    ) > 0:  # what rare symbols got is taken from the commonest
         largest = int(found.argmax())
         found[largest] -= min(excess, found[largest] // 8 + 1)
     found[int(found.argmax())] -= min(0, excess)

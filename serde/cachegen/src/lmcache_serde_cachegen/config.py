@@ -27,8 +27,8 @@ class CalibratedOptions:
     exact_tokens: int = 4
 
     def __post_init__(self) -> None:
-        if isinstance(self.tables, str):  # options that no configuration file bound
-            object.__setattr__(self, "tables", TablesFile.parse(self.tables))
+        if not isinstance(self.tables, TablesFile):  # options that no configuration file bound
+            object.__setattr__(self, "tables", TablesFile.parse(self.tables))  # type: ignore[unreachable]
         if not 1 <= self.level <= LEVELS:
             raise ConfigError(f"level is 1 to {LEVELS}, not {self.level}")
         if not 0 <= self.exact_tokens <= 64:

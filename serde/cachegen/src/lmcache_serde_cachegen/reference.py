@@ -39,9 +39,9 @@ class Basis:
         if dim % 16:
             raise ValueError(f"no basis of {heads} heads of {dim} elements")
         self.heads, self.dim = heads, dim
-        self.mean = np.frombuffer(mean, F).reshape(heads, dim).copy()
+        self.mean = _array(mean, F).reshape(heads, dim).copy()
         self.forward, self.backward = (
-            np.frombuffer(each, F).reshape(heads, dim, dim).copy() if memoryview(each).nbytes else None
+            _array(each, F).reshape(heads, dim, dim).copy() if memoryview(each).nbytes else None
             for each in (forward, backward)
         )
 
@@ -66,13 +66,13 @@ def basis_encode(
     x = _turned(x, turns, interleaved, F(-1)) - basis.mean
     if basis.forward is not None:
         x = _product(np.zeros_like(x), x, basis.forward)
-    values = x * (F(1) / np.frombuffer(steps, F).reshape(x.shape[1:]))
+    values = x * (F(1) / _array(steps, F).reshape(x.shape[1:]))
     if not (np.abs(values) <= FURTHEST).all():
         return -2
     q = np.trunc(values + np.copysign(F(rounding), values)).astype(np.int32)
     if memoryview(deltas).nbytes:
         q -= _anchors(q, deltas, group)
-    beyond = np.abs(q) > np.frombuffer(limits, np.uint8).reshape(q.shape[1:])
+    beyond = np.abs(q) > _array(limits, np.uint8).reshape(q.shape[1:])
     out = _grid(symbols, offset, stride, tokens, q[0].size)
     out[:] = np.where(beyond, ESCAPE, q + MIDDLE).astype(np.uint8).reshape(tokens, -1)
     far = q.transpose(1, 0, 2)[beyond.transpose(1, 0, 2)]
@@ -98,14 +98,19 @@ def basis_decode(
     count = int(beyond.sum())
     if 2 * count > memoryview(escapes).nbytes:
         return -1
-    q.transpose(1, 0, 2)[beyond] = np.frombuffer(escapes, "<i2", count)
+    q.transpose(1, 0, 2)[beyond] = _array(memoryview(escapes)[: 2 * count], "<i2")
     if memoryview(deltas).nbytes:
         q += _anchors(q, deltas, group)
-    x = q.astype(F) * np.frombuffer(steps, F).reshape(q.shape[1:])
+    x = q.astype(F) * _array(steps, F).reshape(q.shape[1:])
     mean = np.broadcast_to(basis.mean, x.shape)
     y = mean + x if basis.backward is None else _product(mean.copy(), x, basis.backward)
     _store(_turned(y, turns, interleaved, F(1)).reshape(-1), element, memoryview(into).cast("B"))
     return 2 * count
+
+
+def _array(data: Buffer, kind: Any) -> Array:
+    found: Array = np.frombuffer(memoryview(data), kind)
+    return found
 
 
 def _product(y: Array, x: Array, matrix: Array) -> Array:
@@ -116,7 +121,7 @@ def _product(y: Array, x: Array, matrix: Array) -> Array:
 
 
 def _turned(x: Array, turns: Buffer, interleaved: bool, direction: Any) -> Array:
-    given = np.frombuffer(turns, F)
+    given = _array(turns, F)
     if not given.size:
         return x
     cosine, sine = given.reshape(len(x), 2, 1, -1).transpose(1, 0, 2, 3)
@@ -131,14 +136,14 @@ def _turned(x: Array, turns: Buffer, interleaved: bool, direction: Any) -> Array
 
 def _anchors(q: Array, deltas: Buffer, group: int) -> Array:
     """What each token of a group is the difference from; zero where none is taken."""
-    chosen = np.frombuffer(deltas, np.uint8).reshape(q.shape[1:]) != 0
+    chosen = _array(deltas, np.uint8).reshape(q.shape[1:]) != 0
     first = np.arange(len(q)) // group * group
     later = (np.arange(len(q)) != first)[:, None, None]
     return np.where(later & chosen, q[first], 0)
 
 
 def _grid(symbols: Buffer, offset: int, stride: int, tokens: int, channels: int) -> Array:
-    flat = np.frombuffer(symbols, np.uint8)[offset:]
+    flat = _array(symbols, np.uint8)[offset:]
     return np.lib.stride_tricks.as_strided(
         flat[: (tokens - 1) * stride + channels], (tokens, channels), (stride, 1)
     )
@@ -146,8 +151,8 @@ def _grid(symbols: Buffer, offset: int, stride: int, tokens: int, channels: int)
 
 def _load(source: Buffer, element: int) -> Array:
     if element == 0:
-        return (np.frombuffer(source, "<u2").astype(np.uint32) << 16).view(F)
-    return np.frombuffer(source, "<f2" if element == 1 else "<f4").astype(F)
+        return (_array(source, "<u2").astype(np.uint32) << 16).view(F)
+    return _array(source, "<f2" if element == 1 else "<f4").astype(F)
 
 
 def _store(x: Array, element: int, into: memoryview) -> None:

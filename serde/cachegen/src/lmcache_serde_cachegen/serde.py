@@ -14,7 +14,7 @@ from lmcache_core import codecs, ops
 from lmcache_core.spi import ConfigError, Corrupt, KVSpec, TensorSerde, ValueInfo
 from lmcache_serde_cachegen import calibrate, reference
 from lmcache_serde_cachegen.config import LEVELS, CacheGenOptions, CalibratedOptions, KltOptions
-from lmcache_serde_cachegen.tables import BITS, Tables, read
+from lmcache_serde_cachegen.tables import BITS, read
 
 Array = NDArray[Any]
 HEADER = struct.Struct("<8sB3xII")
@@ -40,7 +40,9 @@ class _Calibrated(TensorSerde):
             )
         tables = read(config.tables.path)
         if tables.digest != config.tables.digest:
-            raise ConfigError(f"tables {config.tables.path!r} have changed since the configuration was read")
+            raise ConfigError(
+                f"tables {config.tables.path!r} have changed since the configuration was read"
+            )
         if name not in tables.about["codecs"]:
             raise ConfigError(f"tables {config.tables.path!r} are not for {name}")
         self.config, self.exact_tokens = config, config.exact_tokens
@@ -49,7 +51,7 @@ class _Calibrated(TensorSerde):
         self._parts: dict[tuple[int, int, int, int], _Part] = {}
         self._local = _Local()
         kind = ops.extra("Basis")
-        self._basis = kind or reference.Basis
+        self._basis: Any = kind or reference.Basis
         self._encode = ops.extra("basis_encode") if kind else reference.basis_encode
         self._decode = ops.extra("basis_decode") if kind else reference.basis_decode
 
@@ -141,13 +143,19 @@ class _Calibrated(TensorSerde):
         heads = segment.head_end - segment.head_begin
         whole = about["planes"] * spec.tokens * heads * about["dim"] * item
         fits = spec.planes == about["planes"] and spec.head_dim == about["dim"] and heads > 0
-        if not (fits and segment.head_end <= about["heads"] == spec.heads and whole == segment.nbytes > 0):
+        if not (
+            fits
+            and segment.head_end <= about["heads"] == spec.heads
+            and whole == segment.nbytes > 0
+        ):
             raise ValueError(
                 f"tables of {about['model']} are for {about['heads']} heads of {about['dim']}, not for "
                 f"{spec.heads} of {spec.head_dim}"
             )
         if segment.layer not in about["layers"] or spec.dtype not in ELEMENTS:
-            raise ValueError(f"tables of {about['model']} know no layer {segment.layer} of {spec.dtype}")
+            raise ValueError(
+                f"tables of {about['model']} know no layer {segment.layer} of {spec.dtype}"
+            )
         if not 1 <= level <= len(about["codecs"][self.wire_id]["bits"]):
             raise ValueError(f"tables of {about['model']} have no level {level}")
         if key not in self._parts:
@@ -237,7 +245,8 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self._symbols = bytearray()
-        self._angles = self._turns = np.empty(0, np.float32)
+        self._angles: Array = np.empty((0, 0), np.float64)
+        self._turns: Array = np.empty((0, 2, 0), np.float32)
         self._made: tuple[int, int, int] | None = None
 
     def symbols(self, count: int) -> memoryview:
@@ -252,7 +261,7 @@ class _Local(threading.local):
         first, tokens = max(0, info.first_token), info.spec.tokens
         made = (first, tokens, part.frequencies.ctypes.data)
         if made != self._made:
-            shape = (tokens, part.frequencies.size)
+            shape = tokens, int(part.frequencies.size)
             if self._angles.shape != shape:
                 self._angles = np.empty(shape, np.float64)
                 self._turns = np.empty((tokens, 2, shape[1]), np.float32)
@@ -273,4 +282,5 @@ def _room(count: int) -> int:
 def _limits(freqs: Array) -> Array:
     """The furthest symbol of each class from the middle."""
     far = np.abs(np.arange(255) - 127)
-    return np.where(freqs[:, :255] > 0, far, 0).max(1)
+    found: Array = np.where(freqs[:, :255] > 0, far, 0).max(1)
+    return found

@@ -112,12 +112,16 @@ def _read(path: str, _changed: int, _size: int) -> Tables:
     if not data.startswith(MAGIC) or len(data) < len(MAGIC) + _LENGTH.size + 32:
         raise ConfigError(f"tables {path!r} are no tables; lmcache calibrate MODEL makes them")
     if hashlib.sha256(body).digest() != digest:
-        raise ConfigError(f"tables {path!r} are damaged (digest differs); calibrate again or copy them again")
+        raise ConfigError(
+            f"tables {path!r} are damaged (digest differs); calibrate again or copy them again"
+        )
     at = len(MAGIC) + _LENGTH.size
     (length,) = _LENGTH.unpack_from(body, len(MAGIC))
     about = json.loads(body[at : at + length])
     if about["format"] != FORMAT:
-        raise ConfigError(f"tables {path!r} have format {about['format']}, this reads {FORMAT}; calibrate again")
+        raise ConfigError(
+            f"tables {path!r} have format {about['format']}, this reads {FORMAT}; calibrate again"
+        )
     at += length
     arrays = {}
     for name, kind, shape in about["arrays"]:
@@ -132,7 +136,9 @@ def written(about: Mapping[str, Any], arrays: Mapping[str, Array], /) -> bytes:
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     assert all(kind in TYPES for _, kind, _ in listed)
     text = json.dumps({"format": FORMAT, **about, "arrays": listed}, sort_keys=True).encode()
-    text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % 8)  # arrays lie where processors like them
+    text += b" " * (
+        -(len(MAGIC) + _LENGTH.size + len(text)) % 8
+    )  # arrays lie where processors like them
     parts = [MAGIC, _LENGTH.pack(len(text)), text]
     parts += [array.tobytes() for array in arrays.values()]
     body = b"".join(parts)

@@ -1,0 +1,1 @@
+"""Tables of codecs for one model: ``lmcache calibrate MODEL``."""
