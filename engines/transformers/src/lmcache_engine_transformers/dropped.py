@@ -18,15 +18,18 @@ from lmcache_core.spi import ConfigError
 from lmcache_engine_transformers.space import Planes
 
 
-class Sparse(DynamicLayer):
+class Sparse(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers has no types there
     """Keys and values of some tokens of a prefix, and of all behind it.
 
     Args:
         stay: which tokens of the prefix are there, ``[tokens]``.
     """
 
+    keys: Any
+    values: Any
+
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, stay: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys[:, :, stay], values[:, :, stay]
         self.stay = stay
@@ -55,7 +58,7 @@ def rows_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.whole() if isinstance(layer, Sparse) else (layer.keys, layer.values)
 
 
-def without_dropped(past: DynamicCache, *, alone: bool) -> DynamicCache:
+def without_dropped(past: Any, *, alone: bool) -> Any:
     """The cache of one prompt without its rows of zeros.
 
     Cut before the first of them where the prompt is not ``alone`` (rows of a batch line up by position) or where

@@ -27,7 +27,7 @@ class Own:
     """Time since it was made, less what the model took: seconds by the clock, and of this thread's CPU."""
 
     def __init__(self) -> None:
-        self._model = (0.0, 0.0)
+        self._model: tuple[float, ...] = (0.0, 0.0)
         self._began = self._now()
 
     @contextmanager

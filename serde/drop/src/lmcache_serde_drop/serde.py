@@ -95,7 +95,8 @@ def _norms(keys: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     if keys.dtype == np.uint16:  # bfloat16 is the upper half of a float32
         keys = (keys.astype(np.uint32) << 16).view(np.float32)
     wide = keys.astype(np.float32)
-    return np.einsum("td,td->t", wide, wide, dtype=np.float64)
+    norms: npt.NDArray[np.float64] = np.einsum("td,td->t", wide, wide, dtype=np.float64)
+    return norms
 
 
 def _rows(spec: KVSpec, data: memoryview) -> npt.NDArray[Any] | None:

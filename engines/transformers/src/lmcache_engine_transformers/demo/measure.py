@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lmcache_core.engine import Cache
-from lmcache_engine_transformers.cached import CachedModel, Stopwatch
+from lmcache_engine_transformers.cached import CachedModel
 from lmcache_engine_transformers.demo.model import load
+from lmcache_engine_transformers.timing import Stopwatch
 
 TOKENS = 32
 """Length of every answer, at least and at most."""
