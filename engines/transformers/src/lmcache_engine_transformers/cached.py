@@ -85,7 +85,7 @@ class CachedModel:
         self._tags = tuple(tags)
         self._layout = probe_layout(model)
         if cache.fidelity != "exact":
-            cache.admit(model_id(model.name_or_path))
+            cache.admit(model_id(model.name_or_path or ""))
         self._drops = drops(cache.fidelity)
         if self._drops:
             refuse_unfit(model, self._layout)
