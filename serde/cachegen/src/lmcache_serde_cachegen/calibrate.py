@@ -24,7 +24,7 @@ from lmcache_serde_cachegen.classes import shared
 from lmcache_serde_cachegen.tables import written
 
 Array = NDArray[Any]
-BITS = (4.4, 3.4, 2.9, 2.45, 1.95)
+BITS = (4.4, 3.35, 2.9, 2.4, 1.95)
 """Bits per element of the levels of ``klt``."""
 STEPS = (0.15, 0.25, 0.35, 0.5, 0.75)
 """Steps of the levels of ``cachegen``, in deviations of a channel, before ``DEPTH``."""
