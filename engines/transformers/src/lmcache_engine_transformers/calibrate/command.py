@@ -61,7 +61,9 @@ def main(
     }
     data = made(kind, subject, parts[:-1], context, name=model.name, about=about)
     target = out or Path(f"{model.name}.tables")
-    target.write_bytes(data)
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_bytes(data)
+    partial.replace(target)
     remark(f"wrote {target}, {len(data) / 1e6:.1f} MB, digest {data[-32:].hex()[:32]}")
     found: dict[str, Any] = {"tables": str(target), "digest": data[-32:].hex(), **about}
     if report:
