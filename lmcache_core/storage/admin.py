@@ -302,6 +302,14 @@ async def _search(
 
 async def _tags(tier: Tier, key: Key, deadline: float | None) -> Sequence[str]:
     """Labels of a stored value, from its header; none where it is damaged or gone."""
+    if tier.codec is not None:
+        reading = tier.codec.headers([key], deadline)
+        (header,) = await tier.call("load", reading, deadline, patience=upkeep.PATIENCE)
+        if isinstance(header, frame.Header):
+            return header.tags
+        if header.error is None or isinstance(header.error, Corrupt):
+            return ()
+        raise header.error
     found = (await tier.find([key], deadline))[0][0]
     if tier.backend.capabilities.ranges:
         lengths = [frame.ALIGNMENT]

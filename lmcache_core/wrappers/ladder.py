@@ -33,7 +33,7 @@ from lmcache_core.spi import (
     Store,
 )
 from lmcache_core.wrappers import recode
-from lmcache_core.wrappers.coder import Chain, Coded, Coder, plain_nbytes
+from lmcache_core.wrappers.coder import Chain, Coded, Coder
 from lmcache_core.wrappers.heads import read_headers
 from lmcache_core.wrappers.link import Link
 from lmcache_core.wrappers.offload import Offload
@@ -135,15 +135,17 @@ class Ladder(Encoded):
             self._indexes.pop(key, None)
         return await self.inner.delete(keys)
 
-    async def frame_lengths(self, keys: Sequence[Key], deadline: float | None) -> list[int | None]:
+    async def headers(
+        self, keys: Sequence[Key], deadline: float | None, /
+    ) -> list[frame.Header | Loaded]:
+        """Those of the finest forms."""
         indexes = await self.index(keys, deadline)
         there = [at for at, each in enumerate(indexes) if not isinstance(each, Loaded)]
         places = [(keys[at], indexes[at][0][0]) for at in there]  # type: ignore[index]
-        headers = await read_headers(self.inner, places, deadline)
-        lengths: list[int | None] = [None] * len(keys)
-        for at, header in zip(there, headers, strict=True):
-            lengths[at] = None if isinstance(header, Loaded) else plain_nbytes(header)
-        return lengths
+        found: list[frame.Header | Loaded] = [each for each in indexes if isinstance(each, Loaded)]
+        for at, header in zip(there, await read_headers(self.inner, places, deadline), strict=True):
+            found.insert(at, header)
+        return found
 
     async def index(self, keys: Sequence[Key], deadline: float | None) -> list[Rungs | Loaded]:
         """Where the forms of each value lie, or why it cannot be said."""

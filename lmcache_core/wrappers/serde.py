@@ -24,6 +24,7 @@ from lmcache_core.spi import (
     Wrapper,
 )
 from lmcache_core.wrappers.coder import Chain, Coded, Coder, plain_nbytes
+from lmcache_core.wrappers.heads import read_headers
 from lmcache_core.wrappers.offload import Offload
 
 
@@ -143,24 +144,30 @@ class Encoded(Wrapper):
         self.coder.spare.give(*(each.buffer for each in encoded.values()))
         return [results[at] for at in range(len(batch))]
 
-    async def frame_lengths(self, keys: Sequence[Key], deadline: float | None) -> list[int | None]:
-        """Length of each frame as it will be when decoded; reads headers only where the store can."""
-        found = await self.inner.lookup(keys, deadline=deadline)
-        part = frame.ALIGNMENT if self.inner.capabilities.ranges else None
-        loads = [
-            Load(key, (memoryview(bytearray(part or each.nbytes)),), 0, part)
-            for key, each in zip(keys, found, strict=True) if each is not None
-        ]  # fmt: skip
-        lengths: dict[Key, int] = {}
-        for load, result in zip(
-            loads, await self.inner.load(loads, deadline=deadline), strict=True
-        ):
+    async def headers(
+        self, keys: Sequence[Key], deadline: float | None, /
+    ) -> list[frame.Header | Loaded]:
+        """The header of each value as it is stored, or why there is none; read alone where the store can."""
+        if self.inner.capabilities.ranges:
+            return await read_headers(self.inner, [(key, 0) for key in keys], deadline)
+        stored = await self.inner.lookup(keys, deadline=deadline)
+        there = [at for at, each in enumerate(stored) if each is not None]
+        loads = [Load(keys[at], (memoryview(bytearray(stored[at].nbytes)),)) for at in there]  # type: ignore[union-attr]
+        found: list[frame.Header | Loaded] = [MISSED] * len(keys)
+        results = await self.inner.load(loads, deadline=deadline)
+        for at, load, result in zip(there, loads, results, strict=True):
+            found[at] = result
             if result.status is LoadStatus.FILLED:
                 try:
-                    lengths[load.key] = plain_nbytes(frame.open_header(load.into[0], load.key))
-                except Corrupt:
-                    continue  # whoever loads it will say so
-        return [lengths.get(key) for key in keys]
+                    found[at] = frame.open_header(load.into[0], load.key)
+                except Corrupt as error:
+                    found[at] = Loaded.failed(error)
+        return found
+
+    async def frame_lengths(self, keys: Sequence[Key], deadline: float | None) -> list[int | None]:
+        """Length of each frame as it will be when decoded; None where whoever loads it will say why."""
+        found = await self.headers(keys, deadline)
+        return [None if isinstance(each, Loaded) else plain_nbytes(each) for each in found]
 
     def encode(self, item: Store) -> Coded:
         """The frame as it is stored; on a thread."""
