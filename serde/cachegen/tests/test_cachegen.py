@@ -146,6 +146,19 @@ def test_what_the_tables_are_not_for_is_declined(name: str, path: str) -> None:
         coded(codec, info_of(spec_of()), bytes(payload))
 
 
+def test_the_first_segment_of_a_layer_is_decoded_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec, info, payload = serde("klt", path), info_of(spec_of()), bfloat16(memory(9)[0])
+    monkeypatch.setattr("lmcache_serde_cachegen.serde.FAR", 0.001)
+    with pytest.raises(ValueError, match="made for: error"):
+        coded(codec, info, payload)
+    monkeypatch.undo()
+    coded(codec, info, payload)
+    monkeypatch.setattr("lmcache_serde_cachegen.serde.FAR", 0.001)
+    coded(codec, info, payload)
+
+
 @pytest.mark.parametrize("name", CODECS)
 def test_damage_is_refused_or_some_bytes(name: str, path: str) -> None:
     draw, info = random.Random(5), info_of(spec_of(tokens=8))

@@ -50,7 +50,8 @@ def frequencies(counts: Array, /) -> Array:
     goal = 1 << BITS
     within, size = counts[:255].astype(np.float64) + 1e-3, np.abs(np.arange(255) - 127)
     total = within.sum() + counts[255]
-    tails = np.array([within[size > limit].sum() for limit in range(128)])
+    tails = within.sum() - np.cumsum(np.bincount(size, within))
+    tails[127] = 0
     limit = max(1, int(np.argmax(tails <= RARE * total)))
     allowed = np.zeros(256, bool)
     allowed[:255], allowed[255] = size <= limit, True

@@ -62,7 +62,7 @@ def basis_encode(
     Returns:
         -1: the escapes do not fit; -2: an element is not finite, or too far from the mean.
     """
-    x = _load(source, element).reshape(tokens, basis.heads, basis.dim)
+    x = elements(source, element).reshape(tokens, basis.heads, basis.dim)
     x = _turned(x, turns, interleaved, F(-1)) - basis.mean
     if basis.forward is not None:
         x = _product(np.zeros_like(x), x, basis.forward)
@@ -149,7 +149,8 @@ def _grid(symbols: Buffer, offset: int, stride: int, tokens: int, channels: int)
     )
 
 
-def _load(source: Buffer, element: int) -> Array:
+def elements(source: Buffer, element: int) -> Array:
+    """As float32."""
     if element == 0:
         return (_array(source, "<u2").astype(np.uint32) << 16).view(F)
     return _array(source, "<f2" if element == 1 else "<f4").astype(F)

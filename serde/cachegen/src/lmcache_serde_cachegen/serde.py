@@ -20,6 +20,8 @@ Array = NDArray[Any]
 HEADER = struct.Struct("<8sB3xII")
 """First bytes of the tables' digest, level, bytes of escapes, bytes of the stream."""
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
+FAR = 0.4
+"""Error relative to the values, root mean square, from which on they are not what the tables were made for."""
 SHARE = 8
 """At most one element in so many may be an escape, else the tables are of other values."""
 
@@ -49,6 +51,7 @@ class _Calibrated(TensorSerde):
         self.tables = tables
         self._levels: dict[int, Any] = {}
         self._parts: dict[tuple[int, int, int, int], _Part] = {}
+        self._proven: set[int] = set()
         self._local = _Local()
         kind = ops.extra("Basis")
         self._basis: Any = kind or reference.Basis
@@ -85,7 +88,26 @@ class _Calibrated(TensorSerde):
         if at >= source.nbytes:
             raise ValueError(f"{self.wire_id}: {at} bytes are no fewer than {source.nbytes}")
         HEADER.pack_into(into, 0, self._mark, level, escapes, at - HEADER.size - escapes)
+        if id(part) not in self._proven:
+            self._prove(info, source, into[:at])
+            self._proven.add(id(part))
         return at
+
+    def _prove(self, info: ValueInfo, source: memoryview, coded: memoryview) -> None:
+        """The first segment of each layer is decoded again: another model may have the same shape.
+
+        Raises:
+            ValueError: what comes back is not close.
+        """
+        back = memoryview(bytearray(source.nbytes))
+        self.decode(info, coded, back)
+        element = ELEMENTS[info.spec.dtype]
+        exact, found = (reference.elements(view, element) for view in (source, back))
+        error = float(np.square(found - exact).sum() / max(float(np.square(exact).sum()), 1e-30))
+        if not error <= FAR**2:
+            raise ValueError(
+                f"{self.wire_id}: {_REASONS[-1]}: error {error**0.5:.2f} of their size"
+            )
 
     def decode(self, info: ValueInfo, source: memoryview, into: memoryview, /) -> None:
         if source.nbytes < HEADER.size:
