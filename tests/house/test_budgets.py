@@ -16,16 +16,16 @@ LAYOUT = {
 CEILINGS = {
     "modules": 1235,
     "cli": 1015,
-    "config": 970,
-    "engine": 780,
+    "config": 990,
+    "engine": 835,
     "identity": 540,
     "memory": 1570,
     "policies": 650,
     "spi": 1100,
-    "storage": 2720,
-    "testing": 3620,
+    "storage": 2915,
+    "testing": 3755,
     "wire": 1740,
-    "wrappers": 1170,
+    "wrappers": 1530,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
 GENERATED = ("_catalogue.py",)
