@@ -11,7 +11,7 @@ from lmcache_engine_transformers.demo.command import (
     tokens_of,
 )
 from lmcache_engine_transformers.demo.model import load
-from lmcache_engine_transformers.demo.settings import settings_for
+from lmcache_engine_transformers.demo.settings import calibrated, settings_for
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -64,6 +64,8 @@ def test_the_whole_demo_finds_every_full_chunk(
     found = report.hits["restart"]
     assert found[tier] > 0
     assert sum(found.values()) == sum(row.reused_restart for row in report.rows) // 16
+    assert report.tokens % 16 == 0 < report.tokens
+    assert report.own_share > 0 < report.own["empty"]
     json.dumps(report.rows, default=str)
 
 
@@ -75,6 +77,15 @@ def test_an_exact_encoding_changes_no_answer(folder: Path, tmp_path: Path) -> No
     assert report.findings == []
     assert report.denser != 1.0
     assert 0 <= report.rows[0].agrees <= 1
+
+
+def test_tables_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    pytest.importorskip("lmcache_serde_cachegen")
+    (tmp_path / "model.tables").write_bytes(b"tables")
+    settings = settings_for("disk", "klt, zstd", 16, tmp_path)
+    found = calibrated(settings, Path("model"), tmp_path, print)
+    tables = {"klt": {"tables": str(tmp_path / "model.tables")}}
+    assert found["tiers"][1]["disk"]["serde"] == [tables, "zstd"]
 
 
 def test_what_must_be_found_is_counted_without_the_cache() -> None:

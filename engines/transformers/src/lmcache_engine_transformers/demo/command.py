@@ -299,11 +299,11 @@ def _print(report: Report) -> None:
     console.print(
         f"top-1 agreement with the plain model after the restart: {agrees:.1%} of the answers' tokens"
     )
-    lower = list(report.nbytes)[-1]
-    dense = report.tokens / max(1, report.nbytes[lower]) * 1e9
+    memory, *_, lower = report.nbytes
+    plain = report.tokens / max(1, report.nbytes[memory]) * 1e9
     console.print(
-        f"{lower} holds {report.tokens} tokens in {report.nbytes[lower] / 1e6:.1f} MB: {dense:,.0f} in a GB, "
-        f"{dense / report.denser:,.0f} without its encodings ({report.denser:.2f}x)"
+        f"{lower} holds {report.tokens} tokens, {plain * report.denser:,.0f} in a GB; without encodings "
+        f"{plain:,.0f} ({report.denser:.2f}x)"
     )
     console.print(
         f"first token, of a cold one: {share:.3f} from memory, {again:.3f} after a restart "
