@@ -64,6 +64,7 @@ class Client:
         before = native.queues()  # the client's own are known by comparing
         self.store, self._how = connect(config)
         self._queues = native.queues() - before
+        self._cuts, self._stale = 0, False
         self._regions: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -77,7 +78,7 @@ class Client:
     def cut(self) -> None:
         """Make transfers that run now fail now."""
         if native.cut(self._queues, self._spare):
-            self._warn("cut the connections of transfers that nobody waits for")
+            self._cuts, self._stale = self._cuts + 1, True
 
     # -- values ----------------------------------------------------------------------------------------------
 
@@ -133,8 +134,13 @@ class Client:
     def _call(self, flight: Flight, call: Callable[..., Sequence[int]], *words: Any) -> Any:
         """One call that moves values; does not come back while the library may still touch memory."""
         began = flight.since = self._now()
+        cuts = self._cuts
         try:
             codes = call(*words)
+            if native.TRANSFER in codes and self._stale and self._cuts == cuts:
+                # The library finds out only by using them which connections were cut before.
+                self._stale, flight.since = False, self._now()
+                codes = call(*words)
         finally:
             flight.since = None
         if native.TRANSFER in codes and self._now() - began >= LEFT_S:
