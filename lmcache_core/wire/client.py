@@ -91,7 +91,8 @@ class DaemonClient(Connections):
                 ),
                 until,
             )  # fmt: skip
-            return self._granted(link, home, keys, reply, until)
+            with home.unless_used(reply):
+                return self._granted(link, home, keys, reply, until)
         return Loaded((), self.trouble)
 
     def reserve(
@@ -128,7 +129,8 @@ class DaemonClient(Connections):
                 ),
                 until,
             )  # fmt: skip
-            return self._reserved(link, home, wants, reply, until)
+            with home.unless_used(reply):
+                return self._reserved(link, home, wants, reply, until)
         return [Refusal.UNWANTED] * len(wants)
 
     def commit_batch(
@@ -379,6 +381,8 @@ class DaemonClient(Connections):
             assert isinstance(each, RemoteReservation)
             if each.home is self.home and each.grant in each.home.held:
                 open_.append((at, each))
+            else:
+                each.end(abort=True)
         if not open_:
             return good
         until = self._until(deadline)
@@ -392,19 +396,20 @@ class DaemonClient(Connections):
                 return records.Part(id, grants, packed, ttl)
             return records.Commit(id, grants, packed, ttl, nbytes)
 
-        try:
-            with self.link(until) as (link, home):
-                if home is not open_[0][1].home:
-                    return good
+        answered = False
+        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
+            if home is open_[0][1].home:
                 reply = self.exchange(
                     link, home, replies.Committed, make, until, after=() if parts else values
                 )
+                answered = True
                 for (at, _), done in zip(open_, reply.good, strict=False):
                     good[at] = done
-        except _NO_ANSWER:
-            pass  # whether it is visible nobody knows; the memory is the daemon's either way
-        for _, each in open_:
-            each.end(abort=False)
+        for (
+            _,
+            each,
+        ) in open_:  # without an answer nobody knows; what has become visible no abort reaches
+            each.end(abort=not answered)
         return good
 
     def _left(self, until: float) -> float:

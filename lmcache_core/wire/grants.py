@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import overload
 
 from lmcache_core import ops
@@ -118,7 +119,17 @@ class Home:
     def late(self, reply: Reply) -> None:
         """Nobody waits for this reply any more: give back what it grants."""
         with self.lock:
+            self.held.difference_update(_grants(reply))
             (self.ended if isinstance(reply, Granted) else self.aborted).extend(_grants(reply))
+
+    @contextmanager
+    def unless_used(self, reply: Reply) -> Iterator[None]:
+        """Give back what a reply grants when what is made of it fails: memory that could not be mapped in time."""
+        try:
+            yield
+        except BaseException:
+            self.late(reply)
+            raise
 
     def endings(self) -> list[Record]:
         """What the daemon has not been told yet."""

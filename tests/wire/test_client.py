@@ -279,3 +279,14 @@ def test_operators_verbs(client):
     assert not client.flush().values
     assert client.ask(replies.Count, lambda id: records.Clear(id, 1.0)).count >= 2
     assert client.lookup([key(97)]).leading == 0
+
+
+def test_commit_that_nobody_heard_gives_its_memory_back(shared):
+    client = shared.client()
+    (held,) = client.reserve([(key(90), ROOM + 4096)], None)
+    identity = fill(held, 90)
+    client._quiet_until = client.now() + 60  # as after a wait in vain: no call is made
+    assert client.commit_batch([held], [identity]) == [False]
+    client._quiet_until = 0.0
+    wait_for(lambda: describe(client)["memory"]["reserved"] == 0, 5)
+    client.close()
