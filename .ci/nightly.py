@@ -82,6 +82,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
         [
             [*WHOLE, "--seeds", "20000"],
             [*WHOLE, "--planted", "--seeds", "2000"],
+            [".ci/stage.py", "thread sanitizer", "300", "--", "bash", ".ci/native.sh", "thread"],
             ["benchmarks/faults.py"],
         ],
     ),

@@ -31,7 +31,7 @@ class Faults:
         slow: of a pause up to ``slow_s``; long ones make replies late.
         tear: of arriving in two pieces.
         cut: of the connection breaking, with what is under way lost in part.
-        hush: of nothing arriving any more, in one direction, for good.
+        hush: of nothing arriving any more, in one direction, for good, over TCP.
         flip: of one flipped bit, over TCP.
     """
 
@@ -160,7 +160,7 @@ class Network:
         tcp = sock.family != real.AF_UNIX
         if box.hushed:
             self.hit["silence"] += 1
-        elif faults.hush and source.random() < faults.hush:
+        elif tcp and faults.hush and source.random() < faults.hush:
             self.hit["silence"] += 1
             box.hushed = True
         if box.hushed:

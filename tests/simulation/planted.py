@@ -23,12 +23,12 @@ from lmcache_server.session import Sessions
 
 from lmcache_core import frame
 from lmcache_core.engine.request import Request
-from lmcache_core.memory.leases import Leases
 from lmcache_core.memory.ledger import Ledger
 from lmcache_core.memory.pool import Pool
 from lmcache_core.storage import storing, upkeep
 from lmcache_core.storage.holdings import Holdings
 from lmcache_core.storage.loading import Loader
+from lmcache_core.storage.serving import Serving
 from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.grants import Home
 from lmcache_core.wire.link import Link
@@ -61,14 +61,14 @@ class Bug:
 
 BUGS = (
     Bug("flipped byte accepted", "COR", frame, "verify_raw", "if have != want:", "if False:"),
-    Bug("another key's value accepted", "COR", frame, "open_header", "if expect is not None and key != expect:", "if False:"),
+    Bug("leases granted in another order", "COR", verbs, "pack", "leases.slots[:count]", "leases.slots[:count][::-1]"),
     Bug("early publish: one shard of two", "PAR", Joint, "fill", "len(self._filled) < self.engine.ranks or not all(self._digests)", "not any(self._digests)"),
     Bug("torn stream committed", "COR", verbs, "_intact", "frame.intact(each.view, each.key, identity)", "True"),
     Bug("damaged reply is a hit", "COR", DaemonClient, "_granted", "if not frame.intact(value, keys[at], identity):", "if False:"),
     Bug("aborted reservation becomes visible", "COR", Ledger, "_show", "if held.state is not _RESERVED:", "if held.state is _DONE:"),
     Bug("wrong place in the engine's memory", "LAY", Request, "_copy", "surface.unpack(want.group, want.first,", "surface.unpack(want.group, max(0, want.first - 1),"),
     Bug("every token offered, none left to compute", "LAY", Request, "_reach", "min(self._offer.tokens, self.tokens - 1)", "self._offer.tokens"),
-    Bug("hole in a prefix served", "COR", Leases, "leading", "self.slots.index(-1) if -1 in self.slots else len(self.slots)", "len(self.slots)"),
+    Bug("hit with holes reported whole", "COR", Serving, "load", "if leases.left == len(keys) and done is None:", "if leases.left and done is None:"),
     Bug("memory handed on under a load in flight", "ORD", Pool, "quarantine", "self._isolate(", "self._end_held("),
     Bug("double release", "MEM", Ledger, "_end_leases", "left = leases[slot] - 1", "left = max(0, leases[slot] - 2)"),
     Bug("lease of a request never released", "MEM", Request, "end", "self._engine.client.release(offer.leases)", "pass"),

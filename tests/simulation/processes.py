@@ -117,9 +117,22 @@ def work(history: DaemonHistory, name: str, place: str) -> None:
         verb(history, client)
         history.note(name, getattr(verb, "__name__", "serve"))
         sleep(source.choice((0.0, 0.001, 0.05, 0.3)))
+    if place == "unix":
+        settled(history, client)
     client.close()
     broken = check_identities(metrics.snapshot())
     assert not broken, broken
+
+
+def settled(history: DaemonHistory, client: Client) -> None:
+    """A client that uses nothing is soon known to use nothing, whatever was lost on the way."""
+    for _ in range(40):
+        sleep(0.5)
+        home, sessions = client.home, history.daemon.sessions.by_token
+        session = None if home is None else sessions.get(home.session)
+        if home is None or session is None or session.empty:
+            return
+    raise AssertionError(f"{session} still holds {session.leases} {session.reservations}")
 
 
 def serve(engine: CacheEngine, groups: int, history: DaemonHistory, client: Any) -> None:
@@ -199,6 +212,7 @@ class Orders:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, ...]] = []
+        self.busy = False
         self.come = SimEvent()
 
     def give(self, *order: Any) -> None:
@@ -209,6 +223,7 @@ class Orders:
         self.come.clear()
         if not self.waiting:
             self.come.wait(1.0)
+        self.busy = bool(self.waiting)
         return self.waiting.pop(0) if self.waiting else None
 
 
@@ -259,6 +274,10 @@ def schedule(history: DaemonHistory, orders: Sequence[Orders]) -> None:
             each.give("store", turn, keys)
         history.note("scheduler", len(loaded.leases), handle is not None)
         sleep(source.choice((0.001, 0.05, 0.3)))
+    for _ in range(20):  # its leases are being read, where ranks are left
+        if not any(each.waiting or each.busy for each in orders):
+            break
+        sleep(0.5)
     client.close()
 
 
@@ -266,7 +285,7 @@ def rank(history: DaemonHistory, number: int, orders: Orders) -> None:
     """A rank: reads what was leased for it, fills its half of what is stored."""
     source, home = history.source, None
     client = connect(history, f"rank {number}")
-    while history.left > 0 or orders.waiting:
+    while history.left > 0 or orders.waiting or orders.busy:
         if client.home is not home and registered(client, number):
             home = client.home
         order = orders.take()
