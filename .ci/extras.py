@@ -37,6 +37,13 @@ def extras() -> list[str]:
     return [name for name in data["project"]["optional-dependencies"] if name != "dev"]
 
 
+def others() -> set[str]:
+    """Extras in place of which `.venv` has a rival: wheels that exclude each other."""
+    data = tomllib.loads((ROOT / "plugins.toml").read_text())
+    rows = [row for kind in data.values() if isinstance(kind, dict) for row in kind.values()]
+    return {name for row in rows for name in list(row.get("variants", {}))[1:]}
+
+
 def closure(requirement: str) -> dict[str, int | None]:
     """Everything a requirement brings, as `.venv` has it: name -> bytes installed, None when it is not there."""
     found: dict[str, int | None] = {}
@@ -112,7 +119,7 @@ def main(arguments: list[str]) -> int:
     """Print one table."""
     lack = native_lack()
     needs_compiler = {NATIVE.replace("csrc", "native"), "all"} if lack else set()
-    names = extras()
+    names, rivals = extras(), others()
     print(f"{'extra':<18}{'closure':>8}{'MB':>9}{'s':>6}  result")
 
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -128,6 +135,12 @@ def main(arguments: list[str]) -> int:
         if name in needs_compiler:
             return f"{name:<18}{'':>8}{'':>9}{'':>6}  skipped: {lack}"
         started = time.monotonic()
+        if name in rivals:
+            chosen = install(fresh(), name, "--dry-run") if "--all" in arguments else []
+            seconds = time.monotonic() - started
+            result = "resolved" if chosen else "left to --all: its wheel excludes another's"
+            print(f"{name:<18}{len(chosen) or '':>8}{'':>9}{seconds:>6.0f}  {result}", flush=True)
+            continue
         count, megabytes, result = one(name, "--all" in arguments)
         seconds = time.monotonic() - started
         return f"{name:<18}{count:>8}{megabytes:>9.1f}{seconds:>6.0f}  {result}"

@@ -67,7 +67,14 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
             [".ci/vllm_env.py", "run", "benchmarks/vllm_hits.py"],
         ],
     ),
-    "tiers": (1500, [["benchmarks/tiers.py"], [".ci/infinistore.py", "--test"]]),
+    "tiers": (
+        1500,
+        [
+            ["benchmarks/tiers.py"],
+            ["pytest", "-q", "backends/mooncake/tests/faults.py"],
+            [".ci/infinistore.py", "--test"],
+        ],
+    ),
     "serdes": (
         1500,
         [

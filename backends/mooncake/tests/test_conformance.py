@@ -59,7 +59,7 @@ def world(request):
 
 class TestMooncake(BackendTests, StatefulBackendTests):
     plugin = "mooncake"
-    examples, steps = 3, 25
+    examples, steps = 2, 25
 
     @pytest.fixture(autouse=True)
     def _world(self, world):

@@ -242,19 +242,3 @@ def test_listing_shows_our_names_and_those_that_are_none(serve, tier, drive):
             server.master.resume()
 
     drive(main())
-
-
-def test_segment_of_ones_own_is_used(serve, tier, drive):
-    server = serve()
-    server.provider.kill()
-
-    async def main():
-        async with tier(server.config(segment=32 << 20)) as rig:
-            assert not rig.backend.capabilities.persistent
-            for _ in range(100):
-                if (await rig.put(1)).status is StoreStatus.STORED:
-                    break
-                await asyncio.sleep(0.05)
-            assert await rig.has(1)
-
-    drive(main())
