@@ -92,7 +92,7 @@ def one(name: str, everything: bool) -> tuple[int, float, str]:
     """Number of distributions, MB, and what was done, for one extra."""
     sizes = closure(f"lmcache[{name}]")
     unknown = [item for item, size in sizes.items() if size is None]
-    if unknown:
+    if unknown and name not in others():
         raise SystemExit(
             f"extras: [{name}] needs {', '.join(unknown)}, which `make setup` left out"
         )
@@ -105,7 +105,7 @@ def one(name: str, everything: bool) -> tuple[int, float, str]:
             install(sys.executable, name)
         result = f"{'installed' if everything else 'resolved'} beside torch's CPU build"
         return len(sizes), total / 1e6, result
-    small = total < SMALL
+    small = total < SMALL and not unknown
     with tempfile.TemporaryDirectory(dir=WORK, prefix="extra-") as folder:
         python = fresh(folder)
         chosen = install(python, name, *(() if small else ("--dry-run",)))
@@ -134,13 +134,9 @@ def main(arguments: list[str]) -> int:
             return f"{name:<18}{'':>8}{'':>9}{'':>6}  as {same}"
         if name in needs_compiler:
             return f"{name:<18}{'':>8}{'':>9}{'':>6}  skipped: {lack}"
+        if name in rivals and "--all" not in arguments:
+            return f"{name:<18}{'':>8}{'':>9}{'':>6}  left to --all: its wheel excludes another"
         started = time.monotonic()
-        if name in rivals:
-            chosen = install(fresh(), name, "--dry-run") if "--all" in arguments else []
-            seconds = time.monotonic() - started
-            result = "resolved" if chosen else "left to --all: its wheel excludes another's"
-            print(f"{name:<18}{len(chosen) or '':>8}{'':>9}{seconds:>6.0f}  {result}", flush=True)
-            continue
         count, megabytes, result = one(name, "--all" in arguments)
         seconds = time.monotonic() - started
         return f"{name:<18}{count:>8}{megabytes:>9.1f}{seconds:>6.0f}  {result}"
