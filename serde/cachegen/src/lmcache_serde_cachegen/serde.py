@@ -157,7 +157,7 @@ class _Calibrated(TensorSerde):
         """What the tables say for a segment of this form.
 
         Raises:
-            ValueError: nothing.
+            ValueError: they are not for such a segment.
         """
         segment = spec.segments[0]
         key = (segment.layer, segment.head_begin, segment.head_end, level)
@@ -180,9 +180,7 @@ class _Calibrated(TensorSerde):
             )
         if not 1 <= level <= len(about["codecs"][self.wire_id]["bits"]):
             raise ValueError(f"tables of {about['model']} have no level {level}")
-        if key not in self._parts:
-            self._parts[key] = self._cut(*key)
-        return self._parts[key]
+        return self._parts.get(key) or self._parts.setdefault(key, self._cut(*key))
 
     def _cut(self, layer: int, begin: int, end: int, level: int) -> _Part:
         arrays, about, name = self.tables.arrays, self.tables.about, self.wire_id
