@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from lmcache_core import frame
 from lmcache_core.spi import Key, Lease, Refusal, Reservation
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.storage.results import Flushed, Loaded, Lookup, Place, Reason, Shutdown
@@ -23,7 +22,8 @@ from lmcache_core.wire.connection import Connections
 from lmcache_core.wire.grants import IDENTITY, Home, RemoteLease, RemoteLeases, RemoteReservation
 from lmcache_core.wire.greeting import nonsense
 from lmcache_core.wire.link import Link
-from lmcache_core.wire.records import MOST_KEYS, MOST_VALUE
+from lmcache_core.wire.records import MOST_KEYS
+from lmcache_core.wire.streamed import take
 
 T = TypeVar("T", bound=records.Message)
 _REASONS = {reason.value: reason for reason in Reason}
@@ -311,32 +311,15 @@ class DaemonClient(Connections):
             raise nonsense(link, "leases that were not asked for")
         values, reason = None, _REASONS.get(reply.reason, Reason.FAILED)
         if not link.local:
-            values = []
-            extents = to_extents(reply.extents)
-            if sum(extent.nbytes for extent in extents) > MOST_VALUE:
-                raise nonsense(link, "values of more bytes than there may be")
-            for extent in extents:
-                values.append(self.spare.take(extent.nbytes))
-                link.read_into(values[-1], until)
-            if not self.address.tls:  # what TCP adds up lets too much pass
-                for at, value in enumerate(values):
-                    identity = reply.identities[IDENTITY * at : IDENTITY * (at + 1)]
-                    if not frame.intact(value, keys[at], identity):
-                        count, reason = at, Reason.DAMAGED
-                        break
+            values = take(link, reply, keys, self.spare, until, verify=not self.address.tls)
+            if len(values) < count:
+                count, reason = len(values), Reason.DAMAGED
         elif not home.knows(reply.extents):
             self.fetch(link, home, until)
             if not home.knows(reply.extents):
                 raise nonsense(link, "a segment that it does not hand out")
-        leases = RemoteLeases(
-            home,
-            reply.grant,
-            keys,
-            reply.extents[: 32 * count],
-            reply.identities,
-            values,
-            self.spare,
-        )
+        packed, spare = reply.extents[: 32 * count], self.spare
+        leases = RemoteLeases(home, reply.grant, keys, packed, reply.identities, values, spare)
         return Loaded(leases, reason)
 
     def _reserved(

@@ -29,7 +29,7 @@ from lmcache_core.storage import storing, upkeep
 from lmcache_core.storage.holdings import Holdings
 from lmcache_core.storage.loading import Loader
 from lmcache_core.storage.serving import Serving
-from lmcache_core.wire.client import DaemonClient
+from lmcache_core.wire import client
 from lmcache_core.wire.grants import Home
 from lmcache_core.wire.link import Link
 from lmcache_core.wrappers.metrics import Measured
@@ -64,7 +64,7 @@ BUGS = (
     Bug("leases granted in another order", "COR", verbs, "pack", "leases.slots[:count]", "leases.slots[:count][::-1]"),
     Bug("early publish: one shard of two", "PAR", Joint, "fill", "len(self._filled) < self.engine.ranks or not all(self._digests)", "not any(self._digests)"),
     Bug("torn stream committed", "COR", verbs, "_intact", "frame.intact(each.view, each.key, identity)", "True"),
-    Bug("damaged reply is a hit", "COR", DaemonClient, "_granted", "if not frame.intact(value, keys[at], identity):", "if False:"),
+    Bug("damaged reply is a hit", "COR", client, "take", "if not frame.intact(value, key, identity):", "if False:"),
     Bug("aborted reservation becomes visible", "COR", Ledger, "_show", "if held.state is not _RESERVED:", "if held.state is _DONE:"),
     Bug("wrong place in the engine's memory", "LAY", Request, "_copy", "surface.unpack(want.group, want.first,", "surface.unpack(want.group, max(0, want.first - 1),"),
     Bug("every token offered, none left to compute", "LAY", Request, "_reach", "min(self._offer.tokens, self.tokens - 1)", "self._offer.tokens"),
