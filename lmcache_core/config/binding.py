@@ -232,6 +232,10 @@ def shown(value: object, name: str = "", /) -> object:
         return f"{value // factor}{unit}" if unit else int(value)
     if isinstance(value, Duration):
         return f"{value * 1000:g}ms" if 0 < value < 1 else f"{value:g}s"
+    if isinstance(value, PluginChoice):
+        options: Any = value.options
+        named = fields(options) if options is not None else ()
+        value = {value.name: {each.name: getattr(options, each.name) for each in named}}
     if isinstance(value, Mapping):
         return {str(key): shown(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -81,7 +81,7 @@ class Recoded(Event):
 
     Attributes:
         verb: ``store`` (encoded) or ``load`` (decoded).
-        chain: wire ids configured, joined by ``+``.
+        chain: wire ids configured, joined by ``+``; of a ladder ``ladder``, and ``ladder.LEVEL`` for loads.
         values: how many were not plain frames inside.
         raw, stored: their bytes before encoding, and as stored.
         seconds: time on the tier's threads, digests included.

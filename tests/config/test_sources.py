@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcache_core.config import Effective, EngineConfig, ManagerConfig, VerifyHot, load
+from lmcache_core.config import Effective, EngineConfig, ManagerConfig, Quality, VerifyHot, load
 from lmcache_core.spi import ConfigError, Duration
 from tests.config.plugins import read, registry
 
@@ -76,6 +76,9 @@ def engine_samples() -> list[tuple[str, str, Any]]:
         "max_tokens_per_load": ("5", 5),
         "verify_hot": ("off", VerifyHot.OFF),
         "exact": ("true", True),
+        "quality": ("refuse", Quality.REFUSE),
+        "quality_kl": ("0.01", 0.01),
+        "quality_report": ("it.json", "it.json"),
         "tags_in_key": ("a, b", ("a", "b")),
         "key_managers": ("[region]", ("region",)),
         "layerwise": ("true", True),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmcache_core.config import PluginChoice, Share, WritePolicy
+from lmcache_core.config.binding import shown
 from lmcache_core.spi import ByteSize, Duration
 from tests.config import plugins
 from tests.config.plugins import read
@@ -72,6 +73,7 @@ def test_a_ladder_is_a_list_of_chains(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert tier.ladder[2][0].options == plugins.QuantOptions(bits=8)
     assert (tier.serde, tier.ladder_target) == ((), 0.2)
+    assert shown(tier.ladder[1:3]) == [[{"zip": {}}], [{"quant": {"bits": 8}}]]
 
 
 def test_options_of_policy_serde_key_manager_and_observer_are_bound(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ LAYOUT = {
 CEILINGS = {
     "modules": 1235,
     "cli": 1015,
-    "config": 990,
+    "config": 995,
     "engine": 835,
     "identity": 540,
     "memory": 1570,
