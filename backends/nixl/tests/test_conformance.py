@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 class NixlTests(BackendTests, StatefulBackendTests):
     plugin = "nixl"
-    examples, steps = 2, 15
+    examples, steps = 2, 12
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path):
