@@ -19,10 +19,10 @@ ITEMS: dict[str, Any] = {"bfloat16": np.uint16, "float16": np.float16, "float32"
 class Drop(TensorSerde):
     """Rows of a share of the tokens, in each layer others; all heads of a layer drop the same tokens.
 
-    The latest tokens of a chunk stay, and of the others those with the smallest keys: a key that many queries
-    turn to is short (A. Devoto et al., arXiv 2406.11430; the idea of keeping sinks and what is most attended:
-    StreamingLLM, arXiv 2309.17453, and H2O, arXiv 2306.14048). How many stay depends on nothing but options and
-    the length of the chunk, so it is the same in all layers.
+    The latest tokens of a chunk stay, and of the others those whose keys are least like the mean of the chunk: what
+    queries turn to stands out (KeyDiff, arXiv 2504.15364, here for all heads of a layer at once; the idea of keeping
+    sinks and what is most attended: StreamingLLM, arXiv 2309.17453, and H2O, arXiv 2306.14048). How many stay
+    depends on nothing but options and the length of the chunk, so it is the same in all layers.
 
     A dropped token is a row of zeros in keys and values after ``decode``, and an engine must know it as such: it
     leaves the row out and lets the others keep their positions. What is encoded again loses the same tokens.
@@ -77,26 +77,27 @@ class Drop(TensorSerde):
         tokens = len(keys)
         sinks = min(tokens, self.exact_tokens) if info.first_token <= 0 else 0
         count = min(tokens - sinks, max(self.config.recent, round(self.config.keep * tokens)))
-        # A token with keys of zeros was dropped before: every other one goes first.
-        norms = _norms(keys)
-        if not np.isfinite(norms).all():
+        likeness = _likeness(keys)
+        if np.isnan(likeness).any():
             raise ValueError("drop: an element is not finite")
-        norms[norms == 0] = np.inf
-        norms[tokens - min(self.config.recent, count) :] = -1
-        norms[:sinks] = np.inf
-        order = np.argsort(norms[sinks:], kind="stable") + sinks
+        likeness[tokens - min(self.config.recent, count) :] = -2
+        order = np.argsort(likeness[sinks:], kind="stable") + sinks
         stay = np.zeros(tokens, bool)
         stay[order[:count]] = True
         return stay
 
 
-def _norms(keys: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Squared length of each token's keys, over all heads."""
+def _likeness(keys: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Cosine of each token's keys, of all heads, with their mean; 2 for keys of zeros: dropped before."""
     if keys.dtype == np.uint16:  # bfloat16 is the upper half of a float32
         keys = (keys.astype(np.uint32) << 16).view(np.float32)
-    wide = keys.astype(np.float32)
-    norms: npt.NDArray[np.float64] = np.einsum("td,td->t", wide, wide, dtype=np.float64)
-    return norms
+    wide = keys.astype(np.float64)
+    mean = wide.mean(0)
+    lengths = np.sqrt(np.einsum("td,td->t", wide, wide))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: npt.NDArray[np.float64] = wide @ mean / (lengths * np.sqrt(mean @ mean) + 1e-30)
+    found[lengths == 0] = 2
+    return found
 
 
 def _rows(spec: KVSpec, data: memoryview) -> npt.NDArray[Any] | None:
