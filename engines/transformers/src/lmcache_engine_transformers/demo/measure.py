@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,19 +91,20 @@ def ask(model: Any, prompt: Sequence[int], /, *, tokens: int = TOKENS) -> Answer
     first = (watch.first or time.perf_counter()) - began
     answer = output[0, len(prompt) :].tolist()
     if isinstance(model, CachedModel):
-        beside = _others() - others
+        beside = sum(spent - others.get(ident, 0.0) for ident, spent in _others().items())
         return Answer(answer, first, watch.cpu - used, model.last.reused[0], model.last.cpu, beside)
     return Answer(answer, first, watch.cpu - used)
 
 
-def _others() -> float:
-    """CPU seconds of the cache's own threads so far; none where the system does not tell."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return 0.0
-    threads = [each for each in threading.enumerate() if each.name.startswith("lmcache")]
-    return sum(
-        time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in threads if each.ident
-    )
+def _others() -> dict[int, float]:
+    """CPU seconds so far of each of the cache's own threads; none where the system does not tell."""
+    spent = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith("lmcache"):
+            with suppress(OSError):  # ended meanwhile, or not Linux
+                told = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+                spent[thread.native_id or 0] = int(told.split()[0]) / 1e9
+    return spent
 
 
 def threads() -> int:
