@@ -11,7 +11,7 @@ from lmcache_backend_nixl.agent import bindings
 from lmcache_backend_nixl.config import NixlConfig
 from lmcache_backend_nixl.serving import START, TargetServer
 
-from lmcache_core.spi import ConfigError, Key, Load, LoadStatus, Store, StoreStatus
+from lmcache_core.spi import ConfigError, Key, Load, LoadStatus, Secret, Store, StoreStatus
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.services import need_service
@@ -115,3 +115,30 @@ def lend(tmp_path):
             return stack.enter_context(TargetServer(folder, nbytes, *flags))
 
         yield lend
+
+
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory):
+    """A SeaweedFS."""
+    serving = pytest.importorskip("lmcache_backend_s3.serving")
+    program = serving.find_server()
+    need_service("nixl", None if program else "no weed (SeaweedFS) here", start=serving.START)
+    with serving.SeaweedServer(program, tmp_path_factory.mktemp("weed")) as found:
+        yield found
+
+
+@pytest.fixture
+def objects():
+    """Options of a tier on a SeaweedFS."""
+
+    def options(weed, **params):
+        from lmcache_backend_s3.serving import BUCKET, KEYS
+
+        params = {
+            "endpoint_override": weed.endpoint, "scheme": "http", "use_virtual_addressing": False,
+            "bucket": BUCKET, "region": "us-east-1", "req_checksum": "required", **params,
+        }  # fmt: skip
+        keys = {"access_key": Secret(KEYS[0]), "secret_key": Secret(KEYS[1])}
+        return {"backend": "OBJ", "params": params, **keys}
+
+    return options

@@ -8,10 +8,9 @@ from lmcache_backend_nixl import NixlBackend
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.serving import TargetServer
 
-from lmcache_core.spi import ByteSize, Secret
+from lmcache_core.spi import ByteSize
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
-from lmcache_core.testing.services import need_service
 from lmcache_core.testing.stateful import StatefulBackendTests
 
 _numbers = itertools.count()
@@ -97,32 +96,12 @@ class TestMemory(NixlTests):
     crash = NixlTests.reopen
 
 
-def object_options(weed):
-    from lmcache_backend_s3.serving import BUCKET, KEYS
-
-    params = {
-        "endpoint_override": weed.endpoint, "scheme": "http", "use_virtual_addressing": False,
-        "bucket": BUCKET, "region": "us-east-1", "req_checksum": "required",
-    }  # fmt: skip
-    keys = {"access_key": Secret(KEYS[0]), "secret_key": Secret(KEYS[1])}
-    return {"backend": "OBJ", "params": params, **keys}
-
-
-@pytest.fixture(scope="module")
-def weed(tmp_path_factory):
-    serving = pytest.importorskip("lmcache_backend_s3.serving")
-    program = serving.find_server()
-    need_service("nixl", None if program else "no weed (SeaweedFS) here", start=serving.START)
-    with serving.SeaweedServer(program, tmp_path_factory.mktemp("weed")) as found:
-        yield found
-
-
 class TestObjects(NixlTests):
     @pytest.fixture(autouse=True)
-    def _weed(self, weed):
-        self.weed = weed
+    def _weed(self, weed, objects):
+        self.config = NixlConfig(**objects(weed))
 
     def make_backend(self):
-        return NixlBackend(NixlConfig(**object_options(self.weed)), real_context())
+        return NixlBackend(self.config, real_context())
 
     crash = NixlTests.reopen

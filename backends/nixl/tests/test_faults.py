@@ -227,3 +227,41 @@ def test_folder_belongs_to_one_process_unless_it_is_shared(tmp_path, tier, drive
             assert await other.has(1)
 
     drive(main())
+
+
+def test_object_server_that_is_gone_is_unavailable_at_once_and_found_again(
+    weed, objects, tier, drive, eventually
+):
+    async def main():
+        async with tier(**objects(weed)) as rig:
+            await rig.keep(1)
+            weed.kill()
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Unavailable, match="does not answer"):
+                await rig.lookup(1)
+            assert isinstance((await rig.get(1))[0].error, Unavailable)
+            assert (await rig.put(2)).status is StoreStatus.FAILED
+            assert asyncio.get_running_loop().time() - began < 5.0
+            weed.start()
+
+            async def back():
+                return (await rig.get(1))[0].status is LoadStatus.FILLED
+
+            await eventually(back)
+            await rig.keep(2)
+            assert await rig.has(1, 2)
+            await rig.backend.delete([rig.key(1), rig.key(2)])
+            assert await rig.lookup(1, 2) == [None, None]
+
+    drive(main())
+
+
+def test_wrong_bucket_or_key_is_refused_at_the_start(weed, objects, tier, drive):
+    async def main():
+        wrong = objects(weed) | {"secret_key": Secret("wrong")}
+        for options in (objects(weed, bucket="absent"), wrong):
+            with pytest.raises(ConfigError, match="check endpoint, bucket, region and keys"):
+                async with tier(**options):
+                    pass
+
+    drive(main())
