@@ -21,7 +21,7 @@ CEILINGS = {
     "identity": 540,
     "memory": 1570,
     "policies": 650,
-    "spi": 1100,
+    "spi": 1101,
     "storage": 2915,
     "testing": 3755,
     "wire": 1740,
