@@ -40,7 +40,7 @@ async def manager(folder, serde):
     disk = {
         "path": str(folder),
         "size": "1GiB",
-        "serde": serde,
+        "ladder" if isinstance(serde[0], list) else "serde": serde,
         "write": "through",
         "deadline": "30s",
     }
@@ -110,6 +110,16 @@ def test_with_another_key_everything_is_a_miss(tmp_path):
 def test_what_another_chain_wrote_is_still_read(tmp_path):
     asyncio.run(stored(tmp_path / "kv", ["xr", "zstd"]))
     assert asyncio.run(loaded(tmp_path / "kv", ["x12"])) == (PAYLOADS, Reason.COMPLETE)
+
+
+def test_a_ladder_comes_back_after_a_restart_and_reads_what_a_chain_wrote(tmp_path):
+    ladder = [[], ["x12"], ["xr"]]
+    asyncio.run(stored(tmp_path / "kv", ladder))
+    content = on_disk(tmp_path / "kv")
+    assert content.count(frame.MAGIC) == 3 * 4  # a header before each form and before all
+    assert asyncio.run(loaded(tmp_path / "kv", ladder)) == (PAYLOADS, Reason.COMPLETE)
+    asyncio.run(stored(tmp_path / "other", ["zstd"]))
+    assert asyncio.run(loaded(tmp_path / "other", ladder)) == (PAYLOADS, Reason.COMPLETE)
 
 
 def test_a_flipped_bit_is_a_miss_and_nothing_else(tmp_path):
