@@ -103,9 +103,12 @@ class Home:
         self.claimed, self.unsure = before.claimed, before.unsure
 
     def adopt(self, grant: int) -> bool:
-        """Take over what was granted to another process for us; False: it may be over, and is now."""
+        """Take over what was granted to another process for us; False: it may be over, and is now.
+
+        0: that process holds it itself, as the daemon did not hear of us.
+        """
         with self.lock:
-            if self.claimed or grant in self.over or grant <= self.floor:
+            if grant and (self.claimed or grant in self.over or grant <= self.floor):
                 self.ended.append(grant)
                 return False
             self.held.add(grant)
