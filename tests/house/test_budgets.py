@@ -14,7 +14,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 CEILINGS = {
-    "modules": 1235,
+    "modules": 1245,
     "cli": 1015,
     "config": 995,
     "engine": 835,
@@ -24,7 +24,7 @@ CEILINGS = {
     "spi": 1101,
     "storage": 2915,
     "testing": 3755,
-    "wire": 1740,
+    "wire": 1850,
     "wrappers": 1530,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""

@@ -70,7 +70,7 @@ class DaemonHistory(History):
         self.network = Network(self.loop, random.Random(source.getrandbits(64)))
         self.network.faults = Faults(
             slow=source.choice((0.0, 0.1)), slow_s=source.choice((0.05, 2.0)),
-            tear=source.choice((0.1, 0.7)), cut=source.choice((0.0, 0.01)),
+            tear=source.choice((0.1, 0.7)), cut=source.choice((0.0, 0.01, 0.04)),
             hush=source.choice((0.0, 0.005)), flip=source.choice((0.0, 0.02)),
         )  # fmt: skip
         self.access = source.choice((Access.OWNER, Access.SHARED))

@@ -77,7 +77,7 @@ BUGS = (
     Bug("lease ended by a lost connection", "LIV", Sessions, "closed", "proof=False", "proof=True"),
     Bug("memory of a dead process kept", "LIV", Sessions, "_end", "self.pool.close_owner(session, proof=True)", "self.pool.close_owner(session, proof=False)"),
     Bug("unfinished chunk outlives its ranks", "PAR", Engines, "ended", "joint.drop()", "pass"),
-    Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "if self.claimed or grant in self.over or grant <= self.floor:", "if False:"),
+    Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "self.claimed or grant in self.over or grant <= self.floor", "False"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
     Bug("receive deadline not armed", "HANG", Link, "_arm", "micros = int(seconds * 1e6)", "micros = 0"),
     Bug("request without a reply", "HANG", Connection, "_answer", "if reply is not None:", "if reply is not None and id % 8:"),
