@@ -33,4 +33,4 @@ def benches(options: argparse.Namespace) -> Iterator[list[Bench]]:
         executor = DaemonExecutor("lmcache-mooncake", config.threads)
         context = replace(default_context("mooncake"), executor=executor)
         ours, raw = Ours(MooncakeBackend(config, context)), Raw(config)
-        yield [Bench("mooncake tcp", [ours, raw], [Bar(raw.name, 0.9, 0.9, cpu=1.1)])]
+        yield [Bench("mooncake tcp", [ours, raw], [Bar(raw.name, 0.9, 0.9)])]
