@@ -65,7 +65,8 @@ static void store(int number) {
 }
 
 static void *work(void *unused) {
-    pthread_barrier_wait(&together);
+    pthread_barrier_wait(&together);  /* everybody is here */
+    pthread_barrier_wait(&together);  /* and the clock runs */
     for (int number; (number = __atomic_fetch_add(&next_value, 1, __ATOMIC_RELAXED)) < count;) store(number);
     pthread_barrier_wait(&together);
     return unused;
@@ -108,6 +109,7 @@ int main(int words, char **word) {
         must(pthread_create(&thread, NULL, work, NULL) == 0, "pthread_create");
     pthread_barrier_wait(&together);
     double begun = now();
+    pthread_barrier_wait(&together);
     pthread_barrier_wait(&together);
     printf("%.0f\n", (double)nbytes * count / (now() - begun));
     return 0;
