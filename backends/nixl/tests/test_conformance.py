@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 class NixlTests(BackendTests, StatefulBackendTests):
     plugin = "nixl"
-    examples, steps = 2, 12
+    examples, steps = 1, 12
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path):
@@ -55,15 +55,6 @@ class TestFiles(NixlTests):
 
     def damage(self, key):
         self.poke(key, b"other")
-
-
-class TestSharedFolder(TestFiles):
-    def crash(self, store):
-        return self.reopen(store)
-
-    def make_backend(self):
-        self.config = NixlConfig(path=str(self.folder / f"kv{next(_numbers)}"), shared=True)
-        return NixlBackend(self.config, real_context())
 
 
 class TestStripes(NixlTests):

@@ -225,6 +225,10 @@ def test_folder_belongs_to_one_process_unless_it_is_shared(tmp_path, tier, drive
         async with tier(path=path, shared=True) as one, tier(path=path, shared=True) as other:
             assert await one.has(1)
             assert await other.has(1)
+            said = await asyncio.gather(one.put(2), other.put(2))
+            assert {each.status for each in said} == {StoreStatus.STORED, StoreStatus.PRESENT}
+            assert await other.backend.delete([one.key(2)]) == 1
+            assert await one.lookup(2) == [None]
 
     drive(main())
 
