@@ -149,3 +149,13 @@ def test_models_that_cannot_continue_from_some_tokens_are_refused(
 ) -> None:
     with open_cache(**settings(tmp_path)) as cache, pytest.raises(ConfigError, match=reason):
         cached(make_model(kind), cache)
+
+
+def test_a_model_made_in_memory_is_not_looked_for_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr("lmcache_engine_transformers.cached.model_id", looked.append)
+    with open_cache(**settings(tmp_path)) as cache:
+        cached(make_model(), cache)
+    assert looked == []

@@ -85,7 +85,8 @@ class CachedModel:
         self._tags = tuple(tags)
         self._layout = probe_layout(model)
         if cache.fidelity != "exact":
-            cache.admit(model_id(model.name_or_path or ""))
+            path = model.name_or_path  # empty: made here; "" would be the folder we are in
+            cache.admit(model_id(path) if path else type(model).__name__)
         self._drops = drops(cache.fidelity)
         if self._drops:
             refuse_unfit(model, self._layout)
