@@ -24,7 +24,7 @@ from lmcache_serde_cachegen.classes import shared
 from lmcache_serde_cachegen.tables import written
 
 Array = NDArray[Any]
-BITS = (4.4, 3.25, 2.8, 2.34, 1.9)
+BITS = (4.4, 3.25, 2.8, 2.36, 1.9)
 """Bits per coordinate that the levels of ``klt`` aim at on the calibration text; other text takes a tenth more."""
 STEPS = (0.15, 0.25, 0.35, 0.5, 0.75)
 """Steps of the levels of ``cachegen``, in deviations of a channel, before ``DEPTH``."""
