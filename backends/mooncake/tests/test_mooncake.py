@@ -1,6 +1,5 @@
 """Addresses, listings, connections that are cut, and memory that is never given back."""
 
-import asyncio
 import os
 import select
 import socket
@@ -236,9 +235,8 @@ def test_listing_shows_our_names_and_those_that_are_none(serve, tier, drive):
                 if (after := page.after) is None:
                     break
             assert (len(set(keys)), foreign) == (7, ["lmcache:odd"])
-            server.master.suspend()
+            server.master.kill()
             with pytest.raises(Unavailable, match="does not answer"):
-                await asyncio.wait_for(rig.backend.usage(), 5.0)
-            server.master.resume()
+                await rig.backend.usage()
 
     drive(main())
