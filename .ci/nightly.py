@@ -72,7 +72,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
         [
             ["benchmarks/tiers.py"],
             ["pytest", "-q", "backends/mooncake/tests/faults.py"],
-            [".ci/infinistore.py", "--test"],
+            [".ci/infinistore_server.py", "--test"],
         ],
     ),
     "serdes": (

@@ -1,6 +1,6 @@
 """A server of one's own, for tests, ``lmcache plugins verify``, the demo and benchmarks.
 
-The real one opens an RDMA device before anything else. ``.ci/infinistore.py`` makes an environment in which it finds a
+The real one opens an RDMA device before anything else. ``.ci/infinistore_server.py`` makes an environment in which it finds a
 pretended one and serves TCP: for nightly tests, not for use.
 """
 
@@ -16,7 +16,7 @@ from lmcache_backend_infinistore.link import Link
 from lmcache_core.spi import Unsupported
 from lmcache_core.testing.services import UNPACKED, Serving, free_port
 
-START = ".venv/bin/python .ci/infinistore.py"
+START = ".venv/bin/python .ci/infinistore_server.py"
 PROGRAM = "infinistore-stubbed"
 
 

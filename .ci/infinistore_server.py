@@ -4,8 +4,8 @@ The server opens an RDMA device before anything else, and there is none here. A 
 device whose queues cannot be made, which TCP does not need. The environment is its own: the server needs an old
 uvloop, and its wheel is installed without the torch that it names and does not use.
 
-    .venv/bin/python .ci/infinistore.py          make it
-    .venv/bin/python .ci/infinistore.py --test   make it and run the tier's tests on it
+    .venv/bin/python .ci/infinistore_server.py          make it
+    .venv/bin/python .ci/infinistore_server.py --test   make it and run the tier's tests on it
 """
 
 from __future__ import annotations
