@@ -135,9 +135,13 @@ def linter_plugins(catalogue: Catalogue) -> str:
 
 def _commands(catalogue: Catalogue) -> str:
     """A command of the CLI stands on the core as the CLI does: its module, and ``checking`` beside it."""
-    modules = [row.object.split(":")[0] for row in _plugins(catalogue) if row.kind == "commands"]
-    pairs = [f"{module} -> lmcache_core.**" for module in modules]
-    pairs += [f"{module.rpartition('.')[0]}.checking -> lmcache_core.frame" for module in modules]
+    rows = [row for row in _plugins(catalogue) if row.kind == "commands"]
+    pairs = [f"{row.object.split(':')[0]} -> lmcache_core.**" for row in rows]
+    pairs += [
+        f"{row.package}.checking -> lmcache_core.frame"
+        for row in rows
+        if (ROOT / row.path / "src" / row.package / "checking.py").exists()
+    ]
     # A tier that is another daemon stands on the daemon's client.
     pairs += [
         f"{row.package}.client -> lmcache_core.**"
