@@ -131,12 +131,22 @@ class DaemonHistory(History):
             source.choice(("unix", "tcp", "embedded")),
         ]
         found = [self.client("local client")]
+        if source.random() < 0.3:
+            found.append(self.cutter())
         found += [self.process(processes.work, f"{at}", place) for at, place in enumerate(places)]
         if self.access is Access.SHARED and source.random() < 0.5:
             orders = [processes.Orders(), processes.Orders()]
             found.append(self.process(processes.schedule, orders))
             found += [self.process(processes.rank, at, each) for at, each in enumerate(orders)]
         return found
+
+    async def cutter(self) -> None:
+        """Connections also break while nothing is said."""
+        while self.left > 0:
+            await asyncio.sleep(self.source.uniform(0, 2))
+            clients = [each for each in self.network.sockets.values() if each.owner > 1]
+            if clients:
+                self.network._cut(self.source.choice(clients))
 
     async def process(self, body: Any, *args: Any) -> None:
         """A process, and who comes after it when it is killed."""

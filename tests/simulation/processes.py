@@ -191,7 +191,7 @@ def get(history: DaemonHistory, client: Any) -> None:
     assert [lease.key for lease in loaded.leases] == keys[: len(loaded.leases)]
     history.outcome.reasons[f"get {loaded.reason.value}"] += 1
     try:
-        for pause in (0.0, source.choice((0.0, 0.0, 0.01, 2.0))):
+        for pause in (0.0, source.choice((0.0, 0.01, 2.0))):
             sleep(pause)
             for lease in loaded.leases:
                 verify_lease(lease)
