@@ -63,7 +63,8 @@ def test_every_level_is_reported_on_two_sources(
     assert {(row["text"], row["serde"].split()[0]) for row in rows} == {
         (text, codec) for text in ("match", "mismatch") for codec in command.CODECS
     }
-    assert not any(row["declined"] for row in rows if row["text"] == "match")
+    declined = {row["serde"] for row in rows if row["declined"] and row["text"] == "match"}
+    assert declined <= {"klt 5", "cachegen 5"}  # random weights have no structure to keep
     for codec in command.CODECS:
         bits = [
             row["bits"] for row in rows if (row["text"], row["serde"][:3]) == ("match", codec[:3])

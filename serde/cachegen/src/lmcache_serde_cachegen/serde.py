@@ -20,7 +20,7 @@ Array = NDArray[Any]
 HEADER = struct.Struct("<8sB3xII")
 """First bytes of the tables' digest, level, bytes of escapes, bytes of the stream."""
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
-FAR = 0.4
+FAR = 0.48
 """Error relative to the values, root mean square, from which on they are not what the tables were made for."""
 SHARE = 8
 """At most one element in so many may be an escape, else the tables are of other values."""
