@@ -59,6 +59,7 @@ def value(number, nbytes):
 
 @pytest.mark.slow
 def test_master_that_hangs_dies_and_comes_back_is_found_again(serve, tier, drive, eventually):
+    """Seen in Mooncake#2621."""
     server = serve()
 
     async def main():
@@ -92,6 +93,7 @@ def test_master_that_hangs_dies_and_comes_back_is_found_again(serve, tier, drive
 
 
 def test_leased_values_stay_and_the_next_is_refused(serve, tier, drive):
+    """Seen in Mooncake#3076."""
     server = serve("--default_kv_lease_ttl=60000", nbytes=32 * MIB)
 
     async def main():

@@ -60,6 +60,7 @@ def test_what_cannot_be_is_refused(options, words):
 
 
 def test_missing_library_is_named_with_its_remedy(monkeypatch):
+    """Seen in aibrix#1228."""
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
     assert "pip install lmcache[mooncake]" in native.problem()
 

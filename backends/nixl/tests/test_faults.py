@@ -26,6 +26,7 @@ QUICK = {"timeout": 0.5}
 
 @pytest.mark.parametrize("verb", ["load", "store"])
 def test_target_killed_in_the_middle_of_a_batch_is_found_again(lend, tier, drive, eventually, verb):
+    """Seen in Mooncake#3299."""
     target = lend()
 
     async def main():

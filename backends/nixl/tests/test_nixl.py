@@ -104,6 +104,7 @@ def test_configuration_that_cannot_work_is_refused(options, message):
 
 @pytest.mark.parametrize("plugin", ["GDS", "GDS_MT", "HF3FS", "LIBFABRIC", "DOCA_MEMOS"])
 def test_plugin_that_does_not_load_is_refused_by_what_it_lacks(tmp_path, tier, drive, plugin):
+    """Seen in LMCache#605."""
     problem = plugin_problem(plugin)
     if problem is None:
         pytest.skip("it loads here")

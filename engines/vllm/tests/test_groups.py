@@ -48,7 +48,10 @@ def test_what_a_state_consists_of_is_part_of_its_name():
     ],
 )
 def test_what_cannot_be_reused_is_refused(spec, why):
-    """Seen in LMCache#2879."""
+    """Seen in LMCache#2879.
+
+    Seen in LMCache#1153.
+    """
     inner = SimpleNamespace(kv_cache_specs={"a": spec}, block_size=16)
     for each in (spec, inner):
         with pytest.raises(ConfigError, match=why):

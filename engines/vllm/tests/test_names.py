@@ -147,6 +147,7 @@ def test_a_hit_that_fails_in_the_background_is_told_as_such(connector, daemon):
 
 
 def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
+    """Seen in LMCache#853."""
     made = halves.Halves(config(daemon), cache_config(8), False, shared=False)
     made.begin(halves.Step())
     with pytest.raises(RuntimeError, match="promised"):
@@ -178,7 +179,10 @@ def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
     ],
 )
 def test_names_that_vllm_imports_are_there(connector, monkeypatch, module, names):
-    """Seen in LMCache#1003, vllm#33440."""
+    """Seen in LMCache#1003, vllm#33440.
+
+    Seen in vllm#26452.
+    """
     monkeypatch.delitem(sys.modules, module, raising=False)
     found = importlib.import_module(module)
     for name in names:

@@ -13,6 +13,7 @@ from lmcache_core.engine import Cache
 from lmcache_core.spi.errors import ConfigError
 from lmcache_core.wire.client import DaemonClient
 from lmcache_engine_vllm import engine, settings
+from lmcache_engine_vllm.capacity import capacity
 from lmcache_engine_vllm.groups import chunk_of, parts
 from lmcache_engine_vllm.identity import key_space
 from lmcache_engine_vllm.layout import keep
@@ -156,6 +157,9 @@ class Halves:
             self.client, self.settings, connector, kept, space, ranks,
             verify=self.cache.config.engine.verify_hot, tally=self.tally,
         )  # fmt: skip
+        if ranks.rank == 0:
+            nbytes = sum(each.room + each.form.nbytes for each in kept)
+            LOG.info("%s", capacity(self.client, nbytes, self.chunk))
 
     def begin(self, step: Step) -> None:
         """Take the orders of a step; they must be obeyed or reported lost even when we are off."""

@@ -46,7 +46,10 @@ def test_answers_follow_the_whole_prompt(plain: list[Answer]) -> None:
 def test_equal_answers_and_every_kept_token_served_while_requests_are_preempted(
     llama: Path, folder: Path, plain: list[Answer], running: Daemon
 ) -> None:
-    """Seen in vllm#31210."""
+    """Seen in vllm#31210.
+
+    Seen in LMCache#2336.
+    """
     baseline = plain[: len(PROMPTS)]
     with Engine(llama, folder / "small.log", running.connector, running.env, SMALL) as engine:
         differences(engine.generate(PROMPTS, tokens=TOKENS), baseline)
