@@ -25,6 +25,7 @@ def recurrent(**how):
 
 
 def test_groups_are_read_off_the_engines_own_configuration():
+    """Seen in LMCache#1668."""
     found = parts(cache(FULL, SlidingWindowSpec(block_size=32, sliding_window=64), recurrent()))
     assert [(part.reuse, part.window, part.block) for part in found] == [
         (Reuse.ALL, 0, 16), (Reuse.WINDOW, 64, 32), (Reuse.POINT, 0, 16),
