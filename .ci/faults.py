@@ -15,7 +15,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = "tests/data/faults.toml"
 CITED = re.compile(r"[A-Za-z][\w./-]*#\d+")
-PLACES = ("backends", "csrc", "engines", "gpu_connectors", "lmcache_core/testing", "serde", "server")
+PLACES = (
+    "backends",
+    "csrc",
+    "engines",
+    "gpu_connectors",
+    "lmcache_core/testing",
+    "serde",
+    "server",
+)
 
 
 def reports() -> dict[str, Any]:

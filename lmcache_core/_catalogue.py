@@ -159,7 +159,11 @@ CATALOGUE: tuple[Entry, ...] = (
         status="experimental",
         needs="a Mooncake master; libibverbs1, libnuma1, libcurl4",
         service="mooncake",
-        rivals=("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13",),
+        rivals=(
+            "mooncake-transfer-engine",
+            "mooncake-transfer-engine-non-cuda",
+            "mooncake-transfer-engine-cuda13",
+        ),
     ),
     Entry(
         kind="backends",
