@@ -202,7 +202,7 @@ def module(catalogue: Catalogue) -> str:
         values = {field: getattr(row, field) for field in fields}
         body = "".join(f"        {f}={_quote(values[f])},\n" for f in fields if values[f])
         if row.rivals:
-            body += f"        rivals=({', '.join(map(_quote, row.rivals))},),\n"
+            body += f"        rivals=(\n{_listed(row.rivals, ' ' * 12)}        ),\n"
         entries.append(f"    Entry(\n{body}    ),\n")
     rows = f"(\n{''.join(entries)})" if entries else "()"
     return f'''"""GENERATED from plugins.toml by .ci/catalogue.py; edit that file and run `make catalogue`."""
