@@ -372,6 +372,7 @@ class Engine:
                     self.running.remove(id)
                     self.outputs[id] = list(request.all_token_ids)
                     self._free(request)
+        self.scheduler.ended()
 
     def _invalid(self, out):
         """Rewind requests whose blocks could not be loaded (policy recompute).

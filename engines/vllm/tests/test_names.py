@@ -73,6 +73,9 @@ class Stock(Base):
     def get_finished(self, ids):
         return self._lmcache_engine.get_finished(ids)
 
+    def take_events(self):
+        yield "event"
+
 
 def test_stock_wrapper_forwards_what_it_swallows(daemon):
     made = Stock(config(daemon), Role.SCHEDULER, cache_config(8))
@@ -144,6 +147,17 @@ def test_a_hit_that_fails_in_the_background_is_told_as_such(connector, daemon):
     assert results.finished_recving == results.failed_recving == {"r"}
     assert made.get_transfer_results(set()).failed_recving == set()
     made.shutdown()
+
+
+def test_every_output_ends_a_step(connector, daemon):
+    stock, own = Stock, connector.LMCacheConnector
+    for kind, events in ((stock, ["event"]), (own, [])):
+        made, ends = kind(config(daemon), Role.SCHEDULER, cache_config(8)), []
+        ours = made._lmcache_engine if kind is stock else made.halves
+        ours.pace = SimpleNamespace(end=lambda ends=ends: ends.append(1))
+        assert [*made.take_events()] == events and ends == [1]
+        made.shutdown()
+        assert [*made.take_events()] == events and ends == [1]
 
 
 def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):

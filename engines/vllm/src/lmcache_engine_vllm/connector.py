@@ -135,6 +135,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
             self._announced = events
 
     def take_events(self) -> Iterable[Any]:
+        self.halves.ended()  # of all hooks, only this one is called for every output
         events, self._announced = self._announced, None
         found = list(events.aggregate().get_all_events()) if events is not None else []
         gone, lost = self.halves.gone()

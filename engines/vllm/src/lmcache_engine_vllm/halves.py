@@ -18,6 +18,7 @@ from lmcache_engine_vllm.groups import chunk_of, parts
 from lmcache_engine_vllm.identity import key_space
 from lmcache_engine_vllm.layout import keep
 from lmcache_engine_vllm.leaving import Leaving
+from lmcache_engine_vllm.pace import Pace
 from lmcache_engine_vllm.scheduler import Scheduler
 from lmcache_engine_vllm.settings import LOG
 from lmcache_engine_vllm.steps import Announced, Step
@@ -78,6 +79,7 @@ class Halves:
         self.scheduler: Scheduler | None = None
         self.worker: Worker | None = None
         self.leaving: Leaving | None = None
+        self.pace: Pace | None = None
         try:
             engine.refuse(config)
             self.parts = parts(cache_config)
@@ -95,6 +97,11 @@ class Halves:
             self.client, self.settings, options, self.parts, self.chunk,
             self.config.parallel_config.world_size, tally=self.tally,
         )  # fmt: skip
+        self.pace = Pace(
+            self.client.report_prefill,
+            self.chunk,
+            overlap=self.config.parallel_config.pipeline_parallel_size > 1,
+        )
         if self.settings.events:
             names = self.scheduler.names
             self.leaving = Leaving(self.client, lambda: names.space)
@@ -263,10 +270,19 @@ class Halves:
             return Step()
         if not self.off:
             try:
-                return self.scheduler.build(out)
+                step = self.scheduler.build(out)
+                if self.pace is not None:
+                    self.pace.begin(out.num_scheduled_tokens.values(), bool(step.loads))
+                return step
             except Exception:  # noqa: BLE001  boundary, as above
                 self.stop()
         return self.scheduler.lost(out)
+
+    @bounded(lambda: None)
+    def ended(self) -> None:
+        """The output of a step is there; once per step, in their order."""
+        if self.pace is not None:
+            self.pace.end()
 
     def output(self, output: Any, manager: Any) -> None:
         """What the workers report after a step. Nobody may find blocks in vLLM's prefix cache that hold nothing good."""

@@ -7,6 +7,7 @@ those that let a request wait for its load. Counters cannot be: vLLM's exporter 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lmcache_engine_vllm.halves import Halves
@@ -18,6 +19,7 @@ BOUND = {
     "get_transfer_results": "transfer_results",
     "reset_cache": "reset",
     "shutdown": "close",
+    "take_events": "after_step",
     "update_connector_output": "connector_output",
     "update_state_after_alloc": "granted",
 }
@@ -88,3 +90,8 @@ class LMCacheConnectorV1Impl(Halves):
     def connector_output(self, connector_output: Any) -> None:
         self.output(connector_output, getattr(self._parent, "_kv_cache_manager", None))
         type(self._parent).update_connector_output(self._parent, connector_output)
+
+    def after_step(self) -> Iterable[Any]:
+        self.ended()
+        events: Iterable[Any] = type(self._parent).take_events(self._parent)
+        return events
