@@ -18,6 +18,8 @@ TIER_KEYS = tuple(
 )
 """Names that become tiers or parts of them."""
 DEFAULT_SIZE = ByteSize(5 * 2**30)
+NIXL_FILES = ("POSIX", "GDS", "GDS_MT", "HF3FS")
+"""Plugins of NIXL that need a folder, and a limit."""
 OFF: tuple[object, ...] = (None, False, 0, "", "None", [], {})
 
 
@@ -28,7 +30,7 @@ def rename(tree: Mapping[str, Item], notes: list[str], /) -> Tree:
         ConfigError: a refused name, or a setting under two names.
     """
     renamed: Tree = {}
-    for key, item in tree.items():
+    for key, item in _lifted(tree):
         row = BY_KEY.get(key, Name(key, Effect.SAME, key))
         target = row.to if row.effect is Effect.MAPPED and key not in TIER_KEYS else key
         if key == "policy" and item.value == "exact":
@@ -44,6 +46,17 @@ def rename(tree: Mapping[str, Item], notes: list[str], /) -> Tree:
                 raise refuse(item, key, problem)
             renamed = merge(renamed, nest(target, item))
     return renamed
+
+
+def _lifted(tree: Mapping[str, Item]) -> list[tuple[str, Item]]:
+    """All that is written, NIXL's keys out of ``extra_config``, where most have them."""
+    extra = reread(tree.get("extra_config", NONE)).value
+    inner = {key for key in BY_KEY if "nixl" in key}
+    if not isinstance(extra, dict) or not inner & extra.keys():
+        return [*tree.items()]
+    rest = {key: item for key, item in extra.items() if key not in inner}
+    beside = {**tree, "extra_config": Item(rest, tree["extra_config"].origin)}
+    return [*beside.items(), *(each for each in extra.items() if each[0] in inner)]
 
 
 def from_block(file: Mapping[str, Item], notes: list[str], /) -> Tree:
@@ -100,20 +113,49 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
         if (huge := short.get("local_cpu_use_hugepages")) is not None:
             options["huge_pages"] = huge
         tiers.append((memory, options, use.origin if use else "default"))
+    tiers += _nixl(short)
     for key, plugin in (("local_disk", "disk"), ("gds_path", "gds")):
         if (folder := _given(short, key)) is not None:
-            written = _value(str, folder, key).split(",")
-            paths = [Item(path.strip().removeprefix("file://"), folder.origin) for path in written]
-            size = short.get("max_local_disk_size")
-            if size is None:
-                raise refuse(folder, key, "needs max_local_disk_size (in GiB) beside it")
-            options = {"path": _via(folder, key, paths), "size": _gib(size, "max_local_disk_size")}
-            tiers.append((plugin, options, folder.origin))
+            tiers.append((plugin, _folders(folder, key, short), folder.origin))
     if (url := _given(short, "remote_url")) is not None:
         tiers.append(_remote(url, short, notes))
     elif (serde := short.get("remote_serde")) is not None and serde.value != "naive":
         raise refuse(serde, "remote_serde", "needs remote_url beside it")
     return [Item({p: Item({**common, **options}, origin)}, origin) for p, options, origin in tiers]
+
+
+def _folders(folder: Item, key: str, short: Mapping[str, Item]) -> Tree:
+    """Where files lie, and how much of them there may be."""
+    written = _value(str, folder, key).split(",")
+    paths = [Item(path.strip().removeprefix("file://"), folder.origin) for path in written]
+    size = short.get("max_local_disk_size")
+    if size is None:
+        raise refuse(folder, key, "needs max_local_disk_size (in GiB) beside it")
+    return {"path": _via(folder, key, paths), "size": _gib(size, "max_local_disk_size")}
+
+
+def _nixl(short: Mapping[str, Item]) -> list[tuple[str, Tree, str]]:
+    use = short.get("enable_nixl_storage")
+    for key in ("nixl_backend", "nixl_path", "nixl_backend_params"):
+        if use is None and key in short:
+            raise refuse(short[key], key, "needs enable_nixl_storage beside it")
+    if use is None or not _value(bool, use, "enable_nixl_storage"):
+        return []
+    written = short.get("nixl_backend_params", NONE)
+    options = dict(table(written, "nixl_backend_params"))
+    secret: Tree = {key: options.pop(key) for key in ("access_key", "secret_key") if key in options}
+    rail: Tree = {"params": _via(written, "nixl_backend_params", options)} if options else {}
+    kind = short.get("nixl_backend", Item("POSIX", "default"))
+    rail["backend"] = kind
+    folder = _given(short, "nixl_path")
+    if folder is None or kind.value not in NIXL_FILES:
+        return [("nixl", {**rail, **secret}, use.origin)]
+    files = _folders(folder, "nixl_path", short)
+    rails = [{**rail, "path": _via(path, "nixl_path", path.value)} for path in files["path"].value]
+    if len(rails) == 1:
+        return [("nixl", {**rails[0], **secret, "size": files["size"]}, use.origin)]
+    many = _via(folder, "nixl_path", [Item(each, folder.origin) for each in rails])
+    return [("nixl", {"rails": many, "size": files["size"]}, use.origin)]
 
 
 def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str, Tree, str]:

@@ -100,6 +100,24 @@ class Peers(Stub):
 
 
 @dataclass(frozen=True)
+class RailOptions:
+    backend: str = ""
+    path: str = ""
+    params: Mapping[str, bool | int | str] = field(default_factory=dict)
+    access_key: Secret = Secret("")
+    secret_key: Secret = Secret("")
+
+
+@dataclass(frozen=True)
+class NixlOptions(RailOptions):
+    rails: tuple[RailOptions, ...] = ()
+
+
+class Nixl(Stub):
+    config_type = NixlOptions
+
+
+@dataclass(frozen=True)
 class PolicyOptions:
     small: float = 0.1
 
@@ -180,6 +198,7 @@ OFFERS = tuple(
     for kind, names in {
         "backends": {
             "cpu": "Cpu", "disk": "Disk", "redis": "Redis", "s3": "S3", "fs": "Disk", "p2p": "Peers",
+            "nixl": "Nixl",
         },
         "policies": {"lru": "Policy", "s3fifo": "Policy"},
         "serdes": {"quant": "Quant", "zip": "Zip"},

@@ -40,7 +40,9 @@ use_gpu_connector_v3 pin_timeout_sec pin_check_interval_sec remote_config_url ap
 enable_hidden_state_cache max_hidden_state_cpu_size hidden_state_layers hidden_states_retrieve_mode
 enable_xpyd controller_url lmcache_worker_port plugin_locations external_backends
 force_skip_save log_level track_usage usage_track_url usage_track_interval disable_banner
-gpu_staging_buffer_bytes offload_rpc_port
+gpu_staging_buffer_bytes offload_rpc_port enable_nixl_storage nixl_backend nixl_pool_size nixl_path
+nixl_path_sharding nixl_backend_params nixl_endpoint_list nixl_async_put nixl_presence_cache
+nixl_presence_cache_only nixl_sync_mode nixl_enable_prog_thread
 """.split()  # noqa: SIM905  a list of quoted names would be three times as long
 
 
@@ -184,6 +186,10 @@ def test_options_of_the_remote_plugin_in_extra_config(tmp_path: Path) -> None:
         ("cache_policy: [lru]", "kv.yaml:1: cache_policy: expected a single value, got a list"),
         ("local_disk: 5\nmax_local_disk_size: 1", "kv.yaml:1: local_disk: expected text, got a whole number; write it in quotes"),
         ("remote_url: {a: 1}", "kv.yaml:1: remote_url: expected a single value, got a mapping"),
+        ("nixl_path: /a", "kv.yaml:1: nixl_path: needs enable_nixl_storage beside it"),
+        ("enable_nixl_storage: true\nnixl_path: /a", "kv.yaml:2: nixl_path: needs max_local_disk_size (in GiB) beside it"),
+        ("nixl_path: /a\nextra_config: {nixl_path: /a}", "kv.yaml:2: nixl_path: is the same setting as nixl_path, which is given too; keep one"),
+        ("extra_config: {nixl_endpoint_list: [a]}", "kv.yaml:1: nixl_endpoint_list: not supported: write a rail per endpoint (tiers: [{nixl: {rails: [...]}}])"),
         ("policy: arc", "kv.yaml:1: policy: unknown key; it belongs to a tier: tiers: [{PLUGIN: {policy: ...}}]"),
     ],
 )  # fmt: skip
@@ -193,6 +199,61 @@ def test_what_is_wrong_with_a_short_key_is_one_line(
     with pytest.raises((ConfigError, LookupError)) as caught:
         read(tmp_path, text)
     assert str(caught.value) == f"{tmp_path}/{message.replace('@', str(tmp_path))}"
+
+
+FILES = """
+max_local_disk_size: 10
+nixl_buffer_device: cpu
+extra_config:
+  enable_nixl_storage: true
+  nixl_backend: GDS_MT
+  nixl_pool_size: 64
+  nixl_path: /mnt/nixl/
+  nixl_backend_params: {use_uring: "true"}
+"""
+
+
+def test_values_through_nixl_in_files(tmp_path: Path) -> None:
+    _, nixl = tiers(tmp_path, FILES)
+    assert nixl.size == 10 * 2**30
+    assert nixl.options == plugins.NixlOptions(
+        backend="GDS_MT", path="/mnt/nixl/", params={"use_uring": "true"}
+    )
+    notes = read(tmp_path, FILES).notes
+    assert [note.split()[1] for note in notes] == ["nixl_buffer_device", "nixl_pool_size"]
+
+
+def test_values_through_nixl_in_several_folders(tmp_path: Path) -> None:
+    _, nixl = tiers(tmp_path, FILES.replace("/mnt/nixl/", '"/a, file:///b"'))
+    assert nixl.size == 10 * 2**30
+    rails = [(rail.backend, rail.path, rail.params) for rail in nixl.options.rails]  # type: ignore[attr-defined]
+    assert rails == [("GDS_MT", path, {"use_uring": "true"}) for path in ("/a", "/b")]
+
+
+def test_values_through_nixl_in_objects(tmp_path: Path) -> None:
+    params = "{access_key: a, secret_key: b, bucket: c}"
+    env = {
+        "LMCACHE_ENABLE_NIXL_STORAGE": "True",
+        "LMCACHE_NIXL_BACKEND": "OBJ",
+        "LMCACHE_NIXL_PATH": "/not/used",
+        "LMCACHE_NIXL_BACKEND_PARAMS": params,
+    }
+    nested = {"LMCACHE_EXTRA_CONFIG": "{enable_nixl_storage: true, nixl_backend: OBJ,"
+              f" nixl_backend_params: {params}}}"}  # fmt: skip
+    for given in (env, nested):
+        _, nixl, disk = tiers(tmp_path, "local_disk: /d\nmax_local_disk_size: 1", env=given)
+        assert (nixl.plugin, nixl.size, disk.plugin) == ("nixl", None, "disk")
+        options = nixl.options
+        assert isinstance(options, plugins.NixlOptions)
+        assert (options.backend, options.path, options.params) == ("OBJ", "", {"bucket": "c"})
+        assert [options.access_key.reveal(), options.secret_key.reveal()] == ["a", "b"]
+
+
+def test_values_through_nixl_can_be_switched_off(tmp_path: Path) -> None:
+    (cpu,) = tiers(tmp_path, FILES.replace("true\n", "false\n"))
+    assert cpu.plugin == "cpu"
+    text = FILES + "  redis_prefix: x\nremote_url: redis://cache\n"
+    assert [tier.plugin for tier in tiers(tmp_path, text)] == ["cpu", "nixl", "redis"]
 
 
 def test_no_memory_tier_can_be_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ LAYOUT = {
 CEILINGS = {
     "modules": 1245,
     "cli": 1015,
-    "config": 995,
+    "config": 1035,
     "engine": 835,
     "identity": 540,
     "memory": 1570,
