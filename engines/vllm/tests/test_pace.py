@@ -163,7 +163,7 @@ def test_a_slow_tier_is_waited_for_no_longer_than_computing_takes(tmp_path, mode
         wait_for(lambda: engine.scheduler.matched(engine.requests[id], 0)[0] is not None)
         waited = time.monotonic() - began
         computing = sum(seconds for _, seconds in told) / 32 * 40
-        assert waited < 2 * computing + 1.0
+        assert waited < 2 * computing + 5.0
         engine.run()
         assert engine.external == engine.recomputed == 0
         engine.close()
