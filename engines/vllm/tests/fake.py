@@ -372,6 +372,9 @@ class Engine:
                     self.running.remove(id)
                     self.outputs[id] = list(request.all_token_ids)
                     self._free(request)
+        output = SimpleNamespace(invalid_block_ids=out.failed)
+        manager = SimpleNamespace(evict_blocks=lambda ids: [self.pool.forget(id) for id in ids])
+        self.scheduler.output(output, manager)
         self.scheduler.ended()
 
     def _invalid(self, out):
@@ -391,6 +394,3 @@ class Engine:
                 request.life += 1
                 request.flying = request.placeholders = 0
                 self.recomputed += 1
-        output = SimpleNamespace(invalid_block_ids=out.failed)
-        manager = SimpleNamespace(evict_blocks=lambda ids: [self.pool.forget(id) for id in ids])
-        self.scheduler.output(output, manager)

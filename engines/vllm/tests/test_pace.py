@@ -24,6 +24,10 @@ class Measured:
     def step(self, seconds, *sizes, loads=False):
         self.pace.begin(sizes, loads)
         self.time += seconds
+        self.end()
+
+    def end(self):
+        self.pace.heard()
         self.pace.end()
 
 
@@ -51,9 +55,9 @@ def test_steps_ordered_ahead_are_measured_together():
         engine.pace.begin([size], False)
     for seconds in (1.0, 1.0, 0.1):
         engine.time += seconds
-        engine.pace.end()
+        engine.end()
     engine.time += 100
-    engine.pace.end()  # an output that was never ordered
+    engine.end()  # an output that was never ordered
     assert engine.said == [(32, 2.0)]
 
 
@@ -63,8 +67,18 @@ def test_steps_that_are_computed_at_the_same_time_are_measured_apart():
     engine.pace.begin([16], False)
     for _ in range(2):
         engine.time += 1.0
-        engine.pace.end()
+        engine.end()
     assert engine.said == [(16, 1.0), (16, 2.0)]
+
+
+def test_a_scheduler_that_takes_events_while_it_orders_tells_nothing():
+    engine = Measured()
+    for _ in range(3):
+        engine.pace.begin([16], False)
+        engine.pace.end()
+        engine.time += 1.0
+        engine.pace.heard()
+    assert engine.said == []
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.05])
@@ -88,6 +102,7 @@ def test_no_step_seems_shorter_than_it_was(seed, lost):
         if len(under_way) >= depth:
             clock = max(clock, under_way.pop(0))
             if source.random() >= lost:
+                measured.heard()
                 measured.end()
     assert len(said) > (50 if depth == 1 else 10)
     for tokens, seconds in said:  # the oldest that were not told of yet
@@ -103,7 +118,7 @@ def test_a_long_prompt_seems_little_longer_than_it_was():
     for _ in range(count):
         engine.pace.begin([16], False)
         engine.time += 1.0
-        engine.pace.end()
+        engine.end()
     assert sum(tokens for tokens, _ in engine.said) == 16 * count
     assert engine.said[1:] == [(16 * pace.RUN, pace.RUN + 1.0)] * 4
 

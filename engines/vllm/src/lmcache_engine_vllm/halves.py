@@ -293,6 +293,8 @@ class Halves:
         if self.scheduler is not None:
             self.scheduler.bypass(missed)
             self.scheduler.trust.judge(bool(failed or missed))
+        if self.pace is not None:
+            self.pace.heard()
 
     @bounded(_blocks_are_free)
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:

@@ -38,6 +38,7 @@ class Pace:
         self._now = now
         self._open: deque[tuple[float, int]] = deque()
         self._run: list[tuple[float, int]] = []
+        self._heard = False
 
     def begin(self, sizes: Iterable[int], loads: bool) -> None:
         """A step is ordered that computes so many tokens of each request.
@@ -49,13 +50,22 @@ class Pace:
         # Should outputs get lost, each ends a step that began before its own: again, never too short.
         if len(self._open) < MOST:
             self._open.append((self._now(), tokens))
+        self._heard = False
+
+    def heard(self) -> None:
+        """The workers' report of the oldest step is there; ``end`` comes next."""
+        self._heard = True
 
     def end(self) -> None:
-        """The output of the oldest step is there."""
+        """The output of the oldest step is taken up, if its workers were heard of."""
+        heard, self._heard = self._heard, False
         if not self._open:
             return
         step = self._open.popleft()
-        if not step[1]:
+        if not (
+            step[1] and heard
+        ):  # a scheduler that takes events while it orders has computed nothing yet
+            self._run.clear()
             return
         self._run.append(step)
         # The next one began, at the earliest, when this one ended: only together is their time known.
