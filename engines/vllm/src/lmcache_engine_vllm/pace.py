@@ -62,9 +62,8 @@ class Pace:
         if not self._open:
             return
         step = self._open.popleft()
-        if not (
-            step[1] and heard
-        ):  # a scheduler that takes events while it orders has computed nothing yet
+        if not (step[1] and heard):
+            # Unheard: a scheduler that takes events while it orders has computed nothing yet.
             self._run.clear()
             return
         self._run.append(step)
