@@ -12,8 +12,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 from lmcache_core.testing.histories import History, Outcome, run_history
@@ -36,9 +37,23 @@ def history(seed: int, operations: int) -> Outcome:
     return run_history(seed, operations=operations, kind=kind)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is logged; nor is what a failed history leaves behind, coroutines without a loop."""
+    hook = sys.unraisablehook
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        yield
+        gc.collect()
+    finally:
+        logging.disable(logging.NOTSET)
+        sys.unraisablehook = hook
+
+
+@quiet()
 def block(first: int, count: int, operations: int) -> tuple[Outcome, list[str]]:
     """Some histories in one process: their sums, and one line for each that failed."""
-    logging.disable(logging.CRITICAL)
     total, failed = Outcome(-1), list[str]()
     for seed in range(first, first + count):
         try:
@@ -53,12 +68,9 @@ def block(first: int, count: int, operations: int) -> tuple[Outcome, list[str]]:
     return total, failed
 
 
+@quiet()
 def found(bug: Bug, seeds: int, operations: int) -> int:
     """The first seed whose history fails with the bug; -1 when none does."""
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = lambda unraisable: (
-        None
-    )  # a failed history leaves coroutines without a loop
     with bug.planted():
         for seed in range(seeds):
             try:

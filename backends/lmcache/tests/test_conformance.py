@@ -9,15 +9,24 @@ from lmcache_core.spi import Secret
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.wire.client import DaemonClient
+from tests.wire.certificates import Authority
 from tests.wire.daemons import Daemon, free_port
 
 TOKEN = "secret"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
-    flags = ("--arena-mode", "shared-rw")
-    with Daemon(tmp_path_factory.mktemp("d"), *flags, port=free_port(), token=TOKEN) as found:
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory, authority):
+    certificate, private = authority.issue()
+    with Daemon(
+        tmp_path_factory.mktemp("d"), "--arena-mode", "shared-rw",
+        "--ssl-certfile", certificate, "--ssl-keyfile", private, port=free_port(), token=TOKEN,
+    ) as found:  # fmt: skip
         yield found
 
 
@@ -52,13 +61,16 @@ class TestInPlace(OnADaemon):
 
 
 class TestStreamed(OnADaemon):
+    """Under TLS, which proves what arrived: on plain TCP a daemon keeps whole frames only, and laws store any bytes."""
+
     @pytest.fixture(autouse=True)
-    def _far(self, monkeypatch):
+    def _far(self, monkeypatch, authority):
+        self.authority = authority
         # A client of another node finds no such socket there.
         monkeypatch.setattr("lmcache_core.wire.connection.Address", _Elsewhere)
 
     def make_backend(self):
-        url = f"lmcache://127.0.0.1:{self.daemon.port}"
+        url = f"tls://127.0.0.1:{self.daemon.port}?ca={self.authority.file}"
         return LMCacheBackend(LMCacheConfig(url, Secret(TOKEN)), real_context())
 
 
