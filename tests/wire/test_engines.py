@@ -221,9 +221,9 @@ def test_leases_that_ended_when_a_rank_joined_anew_are_not_adopted(daemon):
     """They may be another value's memory by now."""
     scheduler, rank = daemon.client(), daemon.client(name="rank")
     register(rank, 0, engine="anew", ranks=1)
-    (held,) = scheduler.reserve([(key(112), WHOLE)], None)
+    (held,) = scheduler.reserve([(key(212), WHOLE)], None)
     assert scheduler.commit_batch([held], [bytes(16)]) == [True]
-    handle = scheduler.dispatch("anew", scheduler.load([key(112)], None).leases)
+    handle = scheduler.dispatch("anew", scheduler.load([key(212)], None).leases)
     wait_for(lambda: _leases(scheduler).get("rank") == 1)
     rank._lost(rank.home)
     wait_for(lambda: rank.home is not None and describe(scheduler)["memory"]["leased"] == 0)

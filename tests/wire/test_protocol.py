@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lmcache_core.frame import seal_value
 from lmcache_core.identity import probe_digest
+from lmcache_core.spi import Interior, Key, KVSpec, SegmentSpec
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, decode_reply, decode_request, frame, to_keys, to_runs
-from tests.wire.daemons import Daemon, describe, free_port, key
+from tests.wire.daemons import ROOM, Daemon, describe, free_port, key
 from tests.wire.second_client import Second
 from tests.wire.test_tcp import TOKEN
 
@@ -85,6 +87,16 @@ def test_keys_keep_their_order_through_runs():
         to_keys([records.Run(bytes(32), 0, bytes(33))])
 
 
+def sealed(key):
+    """A frame, and what names its content."""
+    whole = bytearray(ROOM + 600_000)
+    segment = (SegmentSpec(0, 0, 0, 600_000),)
+    spec = KVSpec("uint8", 256, 1, 0, 0, Interior.PAGE, segment)
+    view = memoryview(whole)
+    header = seal_value(view[:ROOM], view[ROOM:], key, spec=spec)
+    return bytes(whole), header.identity
+
+
 @pytest.mark.parametrize("mode", ["shared-rw", "sealed"])
 def test_second_client_works_from_the_page_alone(tmp_path, mode):
     with Daemon(tmp_path, "--arena-mode", mode, port=free_port(), token=TOKEN) as daemon:
@@ -94,8 +106,10 @@ def test_second_client_works_from_the_page_alone(tmp_path, mode):
         assert local.put(space, one, b"first" * 3000)
         assert not local.put(space, one, b"again")
         assert remote.get(space, one) == b"first" * 3000
-        assert remote.put(space, two, b"second" * 100_000)
-        assert local.get(space, two) == b"second" * 100_000
+        assert not remote.put(space, two, b"no frame" * 1000)
+        whole, identity = sealed(Key(space, two))
+        assert remote.put(space, two, whole, identity)
+        assert local.get(space, two, identity) == whole
         assert local.get(space, b"\3" * 32) is None and remote.get(space, b"\3" * 32) is None
         client = daemon.client()
         assert describe(client)["memory"]["leased"] == 0

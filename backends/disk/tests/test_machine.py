@@ -62,7 +62,8 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def delete(self, number):
         self.told.discard(number)
-        self.doing(number, lambda: self.rig.delete(number))
+        if self.doing(number, lambda: self.rig.delete(number)) is not None:
+            self.maybe.add(number)  # a power loss may bring it back: nothing waits for the folder
 
     @rule(number=NUMBERS)
     def load(self, number):
