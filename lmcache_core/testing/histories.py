@@ -94,8 +94,11 @@ class History(Operators):
         manager = self.manager
         manager.pool.check()
         for tier in manager.tiers:
-            if tier.holdings is None or not tier.complete.is_set() or self.resizing:
+            if tier.holdings is None or not tier.complete.is_set():
                 continue
+            if tier.name in self.resizing and tier.holdings.used > tier.limit:
+                continue
+            self.resizing.discard(tier.name)
             tier.holdings.check()
             used = self.places[tier.name].used()
             assert used <= tier.limit, f"{tier.name} holds {used} bytes, limit {tier.limit}"

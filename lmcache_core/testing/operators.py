@@ -23,7 +23,7 @@ class Operators(World):
         left: operations that clients still have to do.
         reasons: how often what happened.
         spare: tiers that were taken out.
-        resizing: a tier is over its new limit.
+        resizing: tiers that may be over a new limit.
     """
 
     def __init__(self, operations: int, reasons: Counter[str], kinds: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Operators(World):
         self.left = operations
         self.reasons = reasons
         self.spare: list[str] = []
-        self.resizing = False
+        self.resizing: set[str] = set()
         self.manager: StorageManager
 
     @abstractmethod
@@ -86,9 +86,8 @@ class Operators(World):
         local = [tier for tier in self.manager.tiers if tier.holdings is not None]
         if local:
             tier = self.source.choice(local)
-            self.resizing = True
+            self.resizing.add(tier.name)
             await self.manager.set_limit(tier.name, self.source.choice((6, 12, 40)) * 3 * PAGE)
-            self.resizing = tier.holdings is not None and tier.holdings.used > tier.limit
 
     async def swap(self) -> None:
         """Take a tier out, or put one in that was out (with what it kept)."""
