@@ -190,12 +190,16 @@ class Pool(Ledger):
         return batch
 
     def share(self, leases: Sequence[Lease | None], owner: object, /) -> Leases:
-        """Lease the same values again for another owner, even if they were dropped meanwhile."""
+        """Lease the same values again for another owner, even if they were dropped meanwhile.
+
+        Also for one that gets nothing new: this is no more memory than before, and it is told that it has it.
+        """
         with self._lock:
-            barred = self._barred(owner)
             loans = [lease if isinstance(lease, Loan) and lease.held else None for lease in leases]
             assert all(loan.batch.columns is self.index for loan in loans if loan), "another pool's"
-            slots = [-1 if barred or not one else one.batch.slots[one.position] for one in loans]
+            slots = [
+                -1 if self._closed or not one else one.batch.slots[one.position] for one in loans
+            ]
             return self._lease([loan.key if loan else _NO_KEY for loan in loans], slots, owner)
 
     def release(self, leases: Sequence[Lease | None], /) -> None:

@@ -188,6 +188,7 @@ class DaemonClient(Connections):
                     link.post(records.Dispatch(engine, [leases.grant]), until)
                     with home.lock:
                         home.held.discard(leases.grant)
+                        home.dispatched[leases.grant] = engine
                     words = leases.words.tobytes()
                     return (home.boot, leases.grant, tuple(leases.keys), words, leases.identities)
         return None
@@ -388,10 +389,8 @@ class DaemonClient(Connections):
                 answered = True
                 for (at, _), done in zip(open_, reply.good, strict=False):
                     good[at] = done
-        for (
-            _,
-            each,
-        ) in open_:  # without an answer nobody knows; what has become visible no abort reaches
+        # Without an answer nobody knows; what has become visible no abort reaches.
+        for _, each in open_:
             each.end(abort=not answered)
         return good
 

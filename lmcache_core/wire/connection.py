@@ -160,7 +160,7 @@ class Connections:
         try:
             before = [frame(record) for record in said]
             reply = link.call(make, until, before=before, after=after, received=received)
-            home.note(reply)
+            home.note(reply, said)
         except BackendError:
             home.unsaid(said)
             raise
@@ -173,11 +173,9 @@ class Connections:
 
     def fetch(self, link: Link, home: Home, until: float) -> None:
         """Map the segments that have come since."""
-        received: list[int] = []
-        reply = self.exchange(
-            link, home, replies.Mapped, records.Segments, until, received=received
-        )
-        self._map(link, home, reply.segments, received)
+        got: list[int] = []
+        reply = self.exchange(link, home, replies.Mapped, records.Segments, until, received=got)
+        self._map(link, home, reply.segments, got)
 
     def post(self, record: records.Record, /) -> None:
         """Send a one-way record some time soon."""
@@ -252,8 +250,7 @@ class Connections:
                 home = old  # the connection was lost, the daemon was not
             else:
                 home = Home(welcome.boot, welcome.session, writable=welcome.writable)
-                if old is not None and old.boot == welcome.boot:
-                    home.follow(old)
+                home.follow(old, welcome.granted)
             home.rejoined(welcome.over, welcome.granted)
             if link.local:
                 self._map(link, home, welcome.segments, received)
@@ -356,10 +353,13 @@ class Connections:
                 self._idle.append(link) if home is self.home else link.close()
 
     def _flush(self, home: Home) -> None:
+        until = self.now() + self.timeout
+        if home.dispatched:  # said until an answer proves that it was heard
+            with self.link(until) as (link, now):
+                self.exchange(link, now, replies.Done, records.Ping, until)
         said = self._endings(home)
         try:
             if said:
-                until = self.now() + self.timeout
                 with self.link(until) as (link, _):
                     link.send([frame(record) for record in said], until)
         except BackendError:

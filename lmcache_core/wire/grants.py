@@ -14,7 +14,7 @@ from lmcache_core.spi.buffers import Extent
 from lmcache_core.spi.errors import Closed
 from lmcache_core.spi.keys import Key
 from lmcache_core.wire.codec import Reply
-from lmcache_core.wire.records import Abort, Record, Release
+from lmcache_core.wire.records import Abort, Dispatch, Record, Release
 from lmcache_core.wire.replies import Granted, Reserved
 
 IDENTITY = 16
@@ -31,6 +31,7 @@ class Home:
 
     Attributes:
         held: grants in use.
+        dispatched: grants handed to an engine's ranks, of which the daemon may not have heard.
         over: granted to this process by others, and ended before it took them.
         floor: as ``over``, for everything up to this number that is not in use.
         claimed: the daemon may have ended what was not in use, and has not said so yet: nothing is added now.
@@ -46,6 +47,7 @@ class Home:
         self.populated: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.held: set[int] = set()
+        self.dispatched: dict[int, str] = {}
         self.over: set[int] = set()
         self.claimed = self.unsure = False
         self.floor = 0
@@ -87,7 +89,7 @@ class Home:
         """What is in use, to be said in a hello that ends everything else."""
         with self.lock:
             self.unsure, self.claimed = self.claimed, True
-            return sorted(self.held)
+            return sorted({*self.held, *self.dispatched})
 
     def rejoined(self, over: Iterable[int], granted: int) -> None:
         """The daemon has answered a hello: what that has ended, and the number of its last grant."""
@@ -97,10 +99,16 @@ class Home:
                 self.floor = granted
             self.claimed = self.unsure = False
 
-    def follow(self, before: Home) -> None:
-        """Another session of the same process with the same life of the daemon: what may be over is so here."""
-        self.over, self.floor = before.over, before.floor
-        self.claimed, self.unsure = before.claimed, before.unsure
+    def follow(self, before: Home | None, granted: int) -> None:
+        """What may be over in the earlier session of this process is so here.
+
+        In its first one everything: it may have been for a process that had our place, and died.
+        """
+        if before is None:
+            self.floor = granted
+        elif before.boot == self.boot:
+            self.over, self.floor = before.over, before.floor
+            self.claimed, self.unsure = before.claimed, before.unsure
 
     def adopt(self, grant: int) -> bool:
         """Take over what was granted to another process for us; False: it may be over, and is now.
@@ -114,10 +122,13 @@ class Home:
             self.held.add(grant)
             return True
 
-    def note(self, reply: Reply) -> None:
-        """Grants count as held from the moment they are read off the socket."""
+    def note(self, reply: Reply, said: Iterable[Record]) -> None:
+        """Grants count as held from the moment they are read off the socket; what stood before the request was heard."""
         with self.lock:
             self.held.update(_grants(reply))
+            for record in said:
+                for grant in record.grants if isinstance(record, Dispatch) else ():
+                    self.dispatched.pop(grant, None)
 
     def late(self, reply: Reply) -> None:
         """Nobody waits for this reply any more: give back what it grants."""
@@ -136,13 +147,13 @@ class Home:
 
     def endings(self) -> list[Record]:
         """What the daemon has not been told yet."""
-        if not (self.ended or self.ended_parts or self.aborted):
+        if not (self.ended or self.ended_parts or self.aborted or self.dispatched):
             return []
         with self.lock:
             ended, self.ended = self.ended, []
             parts, self.ended_parts = self.ended_parts, {}
             aborted, self.aborted = self.aborted, []
-        said: list[Record] = []
+            said: list[Record] = [Dispatch(to, [grant]) for grant, to in self.dispatched.items()]
         if ended or parts:
             said.append(Release(ended, [*parts.items()]))
         if aborted:

@@ -130,9 +130,12 @@ def test_owner_over_its_quarantine_cap_gets_nothing_more(pool: Pool) -> None:
     pool.close_owner("stuck", proof=False)
     assert pool.reserve([(key(20), PAGE)], "stuck") == [Refusal.UNWANTED]
     assert list(pool.lease([key(99)], "stuck")) == [None]
+    (shared,) = pool.share(pool.lease([key(99)], "other"), "stuck")
+    assert shared is not None, "what others have leased anyway is shared: it is told so"
     assert put(pool, [key(20)], owner="other") == [True], "others go on"
     for grant in grants[:2]:
         pool.abort(held(grant))
+    pool.release([shared])
     (lease,) = pool.lease([key(99)], "stuck")
     assert lease is not None, "back under the cap it is served again"
     pool.close_owner("stuck", proof=True)

@@ -8,6 +8,9 @@ from lmcache_core import frame, ops
 from lmcache_core.identity.space import ROOT_TAG, SPACE_TAG
 from lmcache_core.spi import ConfigError, Refusal
 from lmcache_core.wire import records, replies
+from lmcache_core.wire.codec import frame as frame_of
+from lmcache_core.wire.codec import to_runs
+from lmcache_core.wire.link import Link
 from tests.wire.daemons import Daemon, describe, key, wait_for
 
 HALF = 8192
@@ -230,6 +233,56 @@ def test_leases_that_ended_when_a_rank_joined_anew_are_not_adopted(daemon):
     assert rank.adopt(handle) is None
     for client in (rank, scheduler):
         client.close()
+
+
+def test_process_in_the_place_of_a_rank_that_died_adopts_nothing_that_was_for_that_one(daemon):
+    """The leases ended with the rank they were dispatched to."""
+    scheduler, rank = daemon.client(), daemon.client(name="rank")
+    register(rank, 0, engine="next", ranks=1)
+    (held,) = scheduler.reserve([(key(114), WHOLE)], None)
+    assert scheduler.commit_batch([held], [bytes(16)]) == [True]
+    handle = scheduler.dispatch("next", scheduler.load([key(114)], None).leases)
+    after = daemon.client(name="after")
+    assert after.adopt(handle) is None
+    for client in (rank, after, scheduler):
+        client.close()
+
+
+def test_dispatch_that_was_lost_with_its_connection_is_said_again(daemon, monkeypatch):
+    """Ranks read what was dispatched although the daemon has not heard of it."""
+    scheduler, rank = daemon.client(name="scheduler"), daemon.client(name="again")
+    register(rank, 0, engine="again", ranks=1)
+    (held,) = scheduler.reserve([(key(115), WHOLE)], None)
+    assert scheduler.commit_batch([held], [bytes(16)]) == [True]
+    leases = scheduler.load([key(115)], None).leases
+    with monkeypatch.context() as lost:
+        lost.setattr(Link, "post", lambda *_: None)
+        handle = scheduler.dispatch("again", leases)
+        scheduler._lost(scheduler.home)
+    (lease,) = rank.adopt(handle)
+    wait_for(lambda: _leases(rank).get("again") == 1 and not scheduler.home.dispatched, 5)
+    rank.delete([key(115)])
+    assert lease.current
+    rank.release([lease])
+    wait_for(lambda: "again" not in _leases(scheduler), 5)
+    rank.close()
+    scheduler.close()
+
+
+def test_client_that_joins_alone_ends_what_was_granted_on_connections_it_has_left(daemon):
+    """The daemon may not have seen their end yet, and the answer to a reservation was under way on one."""
+    client, watcher = daemon.client(), daemon.client()
+    before = describe(watcher)["memory"]["reserved"]
+    until = client.now() + 5
+    left = client._join(client.home, until)  # never closed at this end
+    sizes = WHOLE.to_bytes(8, "little")
+    left.send([frame_of(records.Reserve(1, to_runs([key(116)]), sizes))], until)
+    wait_for(lambda: describe(watcher)["memory"]["reserved"] > before)
+    client._lost(client.home)
+    wait_for(lambda: describe(watcher)["memory"]["reserved"] == before, 5)
+    left.close()
+    client.close()
+    watcher.close()
 
 
 def test_chunk_that_only_some_ranks_filled_goes_with_the_last_of_them(daemon, ranks):

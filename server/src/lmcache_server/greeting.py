@@ -72,7 +72,9 @@ def _local_session(
     sessions = link.daemon.sessions
     session = sessions.find(hello.session, link.pid or hello.pid) if hello.session else None
     if session is not None:
-        if hello.held is not None and not session.connections:
+        if hello.held is not None:
+            for old in list(session.connections):
+                old.close()  # it has none left: what it said there last nobody would hear answered
             welcome.over = sessions.reclaim(session, hello.held)
         if session.token not in sessions.by_token:  # it held nothing else and was over
             session = None

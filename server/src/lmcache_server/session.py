@@ -142,6 +142,10 @@ class Sessions:
         if ranks < 1:
             self._read(grant)
 
+    def waits(self, grant: int) -> bool:
+        """Whether leases wait for ranks to read them."""
+        return grant in self._unread
+
     def _read(self, grant: int) -> bool:
         """A rank has released leases that were not delivered to it."""
         session, left = self._unread.pop(grant, (None, 0))

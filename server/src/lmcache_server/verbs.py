@@ -330,7 +330,7 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
     )
     for grant in said.grants:
         leases = session.leases.get(grant)
-        if leases is None:
+        if leases is None or daemon.sessions.waits(grant):  # said again, as nobody had answered
             continue
         if not ranks:
             daemon.sessions.undelivered(session, grant, daemon.engines.ranks(said.engine))
