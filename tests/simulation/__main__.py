@@ -70,15 +70,23 @@ def block(first: int, count: int, operations: int) -> tuple[Outcome, list[str]]:
 
 @quiet()
 def found(bug: Bug, seeds: int, operations: int) -> int:
-    """The first seed whose history fails with the bug; -1 when none does."""
+    """The first seed whose history fails with the bug; -1 when none does.
+
+    Raises:
+        Exception: that history fails without the bug, too, and so proves nothing.
+    """
+    seed = -1
     with bug.planted():
-        for seed in range(seeds):
+        for at in range(seeds):
             try:
-                history(seed, operations)
+                history(at, operations)
             except Exception:  # noqa: BLE001  # whatever a bug breaks
                 gc.collect()
-                return seed
-    return -1
+                seed = at
+                break
+    if seed >= 0:
+        history(seed, operations)
+    return seed
 
 
 def found_nth(number: int, seeds: int, operations: int) -> int:
