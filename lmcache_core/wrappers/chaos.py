@@ -18,7 +18,7 @@ class ChaosOptions:
     Attributes:
         delay: of a call taking up to ``delay_s`` longer.
         fail: of a call failing as a whole, before or after it had its effect.
-        fail_item: of an item failing.
+        fail_item: of an item failing, before or after it had its effect.
         flip: of one flipped bit in a value that is loaded.
         tear: of the end of a value that is loaded being zeros.
         rot: of one flipped bit in a value as it is stored.
@@ -69,26 +69,34 @@ class Chaos(Around):
             batch = [
                 self._rotten(item) if self._chance(self.config.rot) else item for item in batch
             ]
-        results = await call(batch, None)
+        whole = verb in ("lookup", "delete")
+        given = [at for at in range(len(batch)) if whole or not self._fails()]
+        results = await call([batch[at] for at in given], None)
         if failing:
             raise Unavailable(f"chaos: the answer to a {verb} was lost", operation=verb)
         if verb == "delete":
             return results
         if verb == "lookup":
             return [None if each and self._lost() else each for each in results]
-        results = list(results)
+        came = dict(zip(given, results, strict=True))
+        results = []
         for index, item in enumerate(batch):
             if index:
                 await self._pause()
-            if verb == "load" and results[index].status is LoadStatus.FILLED:
-                self._spoil(item, results[index].nbytes)
-            if self._chance(self.config.fail_item):
-                self.hit["fail_item"] += 1
-                error = Unavailable(f"chaos: a {verb} failed", operation=verb)
-                results[index] = failed(verb, error)
+            result = came.get(index)
+            if verb == "load" and result is not None and result.status is LoadStatus.FILLED:
+                self._spoil(item, result.nbytes)
+            if result is None or self._fails():
+                result = failed(verb, Unavailable(f"chaos: a {verb} failed", operation=verb))
+            results.append(result)
             if done is not None:
-                done(index, results[index])
+                done(index, result)
         return results
+
+    def _fails(self) -> bool:
+        fails = self._chance(self.config.fail_item / 2)
+        self.hit["fail_item"] += fails
+        return fails
 
     def _chance(self, probability: float) -> bool:
         return self.active and probability > 0 and self.context.random.random() < probability
