@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from lmcache_server import verbs
+from lmcache_server import greeting, verbs
 from lmcache_server.connection import Connection
 from lmcache_server.engines import Engines, Joint
 from lmcache_server.session import Sessions
@@ -78,6 +78,8 @@ BUGS = (
     Bug("memory of a dead process kept", "LIV", Sessions, "_end", "self.pool.close_owner(session, proof=True)", "self.pool.close_owner(session, proof=False)"),
     Bug("unfinished chunk outlives its ranks", "PAR", Engines, "ended", "joint.drop()", "pass"),
     Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "self.claimed or grant in self.over or grant <= self.floor", "False"),
+    Bug("lease of a dead rank adopted by the next", "ORD", Home, "follow", "self.floor = granted", "pass"),
+    Bug("reservation on a lost connection kept", "MEM", greeting, "_local_session", "for old in list(session.connections)", "for old in ()"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
     Bug("receive deadline not armed", "HANG", Link, "_arm", "micros = int(seconds * 1e6)", "micros = 0"),
     Bug("request without a reply", "HANG", Connection, "_answer", "if reply is not None:", "if reply is not None and id % 8:"),
