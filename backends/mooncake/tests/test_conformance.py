@@ -10,10 +10,12 @@ import pytest
 from lmcache_backend_mooncake import MooncakeBackend
 from lmcache_backend_mooncake.config import MooncakeConfig
 from lmcache_backend_mooncake.faking import FakeMooncake, FakeStore
-from lmcache_backend_mooncake.native import address, connect
+from lmcache_backend_mooncake.native import address, connect, problem
+from lmcache_backend_mooncake.serving import START, MooncakeServer, find_server
 
 from lmcache_core.testing.backend import BackendTests
 from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.services import need_service
 from lmcache_core.testing.stateful import StatefulBackendTests
 
 _numbers = itertools.count()
@@ -33,9 +35,11 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def real(make_server, tmp_path_factory):
+def real(tmp_path_factory):
     """The server, the tier's class on one client, and that client, to look behind the tier's back."""
-    with make_server(tmp_path_factory.mktemp("m")) as found:
+    program, folder = find_server(), tmp_path_factory.mktemp("m")
+    need_service("mooncake", None if program else problem(), start=START)
+    with MooncakeServer(program, folder, "--client_ttl=2", nbytes=64 << 20) as found:
         store, how = connect(found.config())
         kind = type(
             "Pooled", (MooncakeBackend,), {"connect": staticmethod(lambda _: (Shared(store), how))}

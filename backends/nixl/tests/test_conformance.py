@@ -85,14 +85,3 @@ class TestMemory(NixlTests):
         return None  # it lets the oldest values go
 
     crash = NixlTests.reopen
-
-
-class TestObjects(NixlTests):
-    @pytest.fixture(autouse=True)
-    def _weed(self, weed, objects):
-        self.config = NixlConfig(**objects(weed))
-
-    def make_backend(self):
-        return NixlBackend(self.config, real_context())
-
-    crash = NixlTests.reopen
