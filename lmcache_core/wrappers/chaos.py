@@ -69,9 +69,8 @@ class Chaos(Around):
             batch = [
                 self._rotten(item) if self._chance(self.config.rot) else item for item in batch
             ]
-        whole = verb in ("lookup", "delete")
-        given = [at for at in range(len(batch)) if whole or not self._fails()]
-        results = await call([batch[at] for at in given], None)
+        given = [n for n in range(len(batch)) if verb in ("lookup", "delete") or not self._fails()]
+        results = await call([batch[n] for n in given], None)
         if failing:
             raise Unavailable(f"chaos: the answer to a {verb} was lost", operation=verb)
         if verb == "delete":
