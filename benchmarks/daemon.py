@@ -29,6 +29,7 @@ from daemon_rig import (
     key,
     memory,
     percentiles,
+    send,
     shared,
     store,
     timed,
@@ -164,9 +165,9 @@ def streams(rows: list[Row], laps: int) -> None:
         keys = [key(number) for number in range(chunks)]
         source = shared(total)
         source[:] = os.urandom(1 << 20) * (total >> 20)
-        store(client, [key(number, 1) for number in range(chunks)], nbytes, source)
+        assert send(client, [key(number, 1) for number in range(chunks)], nbytes, source) == chunks
         touched(client)
-        put = timed(lambda: store(client, keys, nbytes, source))
+        put = timed(lambda: send(client, keys, nbytes, source))
         loads: list[float] = []
         plains: list[float] = []
         for lap in range(laps + 1):
@@ -179,7 +180,15 @@ def streams(rows: list[Row], laps: int) -> None:
                     while have < nbytes:
                         have += sock.recv_into(view[have:], 0, socket.MSG_WAITALL)
 
-            ours = timed(lambda: client.release(client.load(keys, None).leases))
+            counts: list[int] = []
+
+            def load(counts: list[int] = counts) -> None:
+                leases = client.load(keys, None).leases
+                counts.append(len(leases))
+                client.release(leases)
+
+            ours = timed(load)
+            assert counts == [chunks], "a miss is quick and no load"
             theirs = timed(plain)
             if lap:
                 loads.append(ours)

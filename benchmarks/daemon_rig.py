@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lmcache_core import ops
-from lmcache_core.spi import Key, Refusal
+from lmcache_core import frame, ops
+from lmcache_core.spi import Interior, Key, KVSpec, Refusal, SegmentSpec
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
 
@@ -70,6 +70,20 @@ def store(
         for at, each in enumerate(held):
             ops.copy(each.view, source[at * nbytes : (at + 1) * nbytes])
     return sum(client.commit_batch(held, [IDENTITY] * len(held)))
+
+
+def send(client: DaemonClient, keys: list[Key], nbytes: int, payload: memoryview) -> int:
+    """The same where a value must be a frame: on plain TCP the daemon keeps no other."""
+    granted = client.reserve([(each, nbytes) for each in keys], None)
+    held = [each for each in granted if not isinstance(each, Refusal)]
+    room = frame.header_nbytes(1)
+    spec = KVSpec("uint8", 256, 1, 0, 0, Interior.PAGE, (SegmentSpec(0, 0, 0, nbytes - room),))
+    identities = []
+    for each in held:
+        ops.copy(each.view[room:], payload[: nbytes - room])
+        header = frame.seal_value(each.view[:room], each.view[room:], each.key, spec=spec)
+        identities.append(header.identity)
+    return sum(client.commit_batch(held, identities))
 
 
 def percentiles(work: Callable[[], object], count: int) -> tuple[float, float]:
