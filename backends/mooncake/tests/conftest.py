@@ -1,6 +1,5 @@
 """Masters and segments of a test, and a tier on one of them."""
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -10,9 +9,9 @@ from lmcache_backend_mooncake import MooncakeBackend
 from lmcache_backend_mooncake.native import problem
 from lmcache_backend_mooncake.serving import START, MooncakeServer, find_server
 
-from lmcache_core.spi import Key, Load, LoadStatus, Store, StoreStatus
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import need_service
 
 SPACE = hashlib.sha256(b"space").digest()
@@ -32,61 +31,13 @@ def make_server():
     return make_server
 
 
-def key(number):
-    return Key(SPACE, hashlib.sha256(b"%d" % number).digest())
-
-
-def value(number, nbytes=5000):
-    return hashlib.shake_128(b"%d" % number).digest(nbytes)
-
-
-class Rig:
-    """An open tier, and single verbs on it."""
-
-    def __init__(self, backend):
-        self.backend = backend
-
-    async def put(self, number, nbytes=5000):
-        store = Store(key(number), (memoryview(value(number, nbytes)),))
-        (stored,) = await self.backend.store([store])
-        return stored
-
-    async def keep(self, *numbers, nbytes=5000):
-        for number in numbers:
-            stored = await self.put(number, nbytes)
-            assert stored.status is StoreStatus.STORED, stored
-
-    async def get(self, number, nbytes=5000):
-        """(result, bytes)."""
-        buffer = bytearray(nbytes)
-        (loaded,) = await self.backend.load([Load(key(number), (memoryview(buffer),))])
-        return loaded, bytes(buffer)
-
-    async def has(self, *numbers, nbytes=5000):
-        """Whether all of these load, byte for byte."""
-        for number in numbers:
-            loaded, buffer = await self.get(number, nbytes)
-            if loaded.status is not LoadStatus.FILLED or buffer != value(number, nbytes):
-                return False
-        return True
-
-    async def lookup(self, *numbers):
-        return list(await self.backend.lookup([key(number) for number in numbers]))
-
-
-@contextlib.asynccontextmanager
-async def opened(config):
-    backend = MooncakeBackend(config, real_context())
-    try:
-        await backend.open()
-        yield Rig(backend)
-    finally:
-        await backend.aclose()
+def on(config):
+    return opened(MooncakeBackend(config, real_context()))
 
 
 @pytest.fixture
 def tier():
-    return opened
+    return on
 
 
 @pytest.fixture
@@ -95,17 +46,10 @@ def drive():
     return lambda main: run_real(main, 30.0)
 
 
-@pytest.fixture
-def eventually():
+@pytest.fixture(name="eventually")
+def _eventually():
     """Await a condition of the outside world."""
-
-    async def wait(condition, seconds=15.0):
-        end = asyncio.get_running_loop().time() + seconds
-        while not await condition():
-            assert asyncio.get_running_loop().time() < end, "it did not come about"
-            await asyncio.sleep(0.05)
-
-    return wait
+    return eventually
 
 
 @pytest.fixture

@@ -53,10 +53,6 @@ def test_hanging_segment_costs_no_more_than_the_timeout(serve, tier, drive, even
     drive(main())
 
 
-def value(number, nbytes):
-    return hashlib.shake_128(b"%d" % number).digest(nbytes)
-
-
 @pytest.mark.slow
 def test_master_that_hangs_dies_and_comes_back_is_found_again(serve, tier, drive, eventually):
     """Seen in Mooncake#2621."""

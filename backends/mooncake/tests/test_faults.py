@@ -14,6 +14,7 @@ from lmcache_core.spi import (
     Unavailable,
 )
 from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.rig import noise
 
 MIB = 1 << 20
 BIG = 16 * MIB
@@ -72,7 +73,7 @@ def test_killed_segment_takes_its_own_values_only_and_a_new_one_is_used(
             await asyncio.sleep(0.003)  # mid-batch
             server.provider.kill()
             loaded, buffer = await task
-            assert loaded.status is not LoadStatus.FILLED or buffer == value(1, BIG)
+            assert loaded.status is not LoadStatus.FILLED or buffer == noise(1, BIG)
             (loaded, _), seconds = await taken(rig.get(2, BIG))
             assert loaded.status is not LoadStatus.FILLED
             assert seconds < 2.0
@@ -95,10 +96,6 @@ def test_killed_segment_takes_its_own_values_only_and_a_new_one_is_used(
     drive(main())
 
 
-def value(number, nbytes):
-    return hashlib.shake_128(b"%d" % number).digest(nbytes)
-
-
 def test_full_store_evicts_and_lookup_tells(serve, tier, drive):
     server = serve("--default_kv_lease_ttl=200", nbytes=64 * MIB)
 
@@ -118,7 +115,7 @@ def test_full_store_evicts_and_lookup_tells(serve, tier, drive):
                 loaded, buffer = await rig.get(number, 8 * MIB)
                 assert loaded.status in (LoadStatus.FILLED, LoadStatus.MISSED)
                 if loaded.status is LoadStatus.FILLED:
-                    assert buffer == value(number, 8 * MIB)
+                    assert buffer == noise(number, 8 * MIB)
             usage = await rig.backend.usage()
             assert usage.limit == 64 * MIB
             too_large = await rig.put(99, 65 * MIB)

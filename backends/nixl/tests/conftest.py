@@ -1,6 +1,5 @@
 """Targets, folders and tiers of a test."""
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -11,9 +10,10 @@ from lmcache_backend_nixl.agent import bindings
 from lmcache_backend_nixl.config import NixlConfig
 from lmcache_backend_nixl.serving import START, TargetServer
 
-from lmcache_core.spi import ConfigError, Key, Load, LoadStatus, Secret, Store, StoreStatus
+from lmcache_core.spi import ConfigError, Secret
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import need_service
 
 SPACE = hashlib.sha256(b"space").digest()
@@ -28,61 +28,17 @@ def pytest_runtest_setup(item):
     need_service("nixl", problem, start=START)
 
 
-def key(number):
-    return Key(SPACE, hashlib.sha256(b"%d" % number).digest())
-
-
 def value(number, nbytes):
     return hashlib.shake_128(b"%d" % number).digest(64) * (nbytes // 64) + b"%d" % number
 
 
-class Rig:
-    """An open tier, and single verbs on it."""
-
-    def __init__(self, backend):
-        self.backend = backend
-        self.key, self.value = key, value
-
-    async def put(self, number, nbytes=6400):
-        stores = [Store(key(number), (memoryview(value(number, nbytes)),))]
-        return (await self.backend.store(stores))[0]
-
-    async def keep(self, *numbers, nbytes=6400):
-        for number in numbers:
-            stored = await self.put(number, nbytes)
-            assert stored.status is StoreStatus.STORED, stored
-
-    async def get(self, number, nbytes=6400):
-        wanted = value(number, nbytes)
-        buffer = bytearray(len(wanted))
-        (loaded,) = await self.backend.load([Load(key(number), (memoryview(buffer),))])
-        return loaded, bytes(buffer)
-
-    async def has(self, *numbers, nbytes=6400):
-        """Whether all of these load, byte for byte."""
-        for number in numbers:
-            loaded, buffer = await self.get(number, nbytes)
-            if loaded.status is not LoadStatus.FILLED or buffer != value(number, nbytes):
-                return False
-        return True
-
-    async def lookup(self, *numbers):
-        return [f and f.nbytes for f in await self.backend.lookup([key(n) for n in numbers])]
-
-
-@contextlib.asynccontextmanager
-async def opened(**options):
-    backend = NixlBackend(NixlConfig(**options), real_context())
-    try:
-        await backend.open()
-        yield Rig(backend)
-    finally:
-        await backend.aclose()
+def on(**options):
+    return opened(NixlBackend(NixlConfig(**options), real_context()), value=value)
 
 
 @pytest.fixture
 def tier():
-    return opened
+    return on
 
 
 @pytest.fixture
@@ -91,17 +47,10 @@ def drive():
     return lambda main: run_real(main, 40.0)
 
 
-@pytest.fixture
-def eventually():
+@pytest.fixture(name="eventually")
+def _eventually():
     """Await a condition of the outside world."""
-
-    async def wait(condition, seconds=15.0):
-        end = asyncio.get_running_loop().time() + seconds
-        while not await condition():
-            assert asyncio.get_running_loop().time() < end, "it did not come about"
-            await asyncio.sleep(0.02)
-
-    return wait
+    return eventually
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Servers of a test, and a tier on one of them."""
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -12,84 +11,24 @@ from lmcache_backend_redis.config import RedisConfig
 from lmcache_backend_redis.resp import command
 from lmcache_backend_redis.serving import START, RedisServer, find_server
 
-from lmcache_core.spi import Key, Load, LoadStatus, Store, StoreStatus
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import Serving, free_port, need_service
 
 SPACE = hashlib.sha256(b"space").digest()
 MIB = 1 << 20
 
 
-def key(number):
-    return Key(SPACE, hashlib.sha256(b"%d" % number).digest())
-
-
-def value(number, nbytes=5000):
-    return hashlib.shake_128(b"%d" % number).digest(nbytes)
-
-
-class Rig:
-    """An open tier, and single verbs on it."""
-
-    def __init__(self, backend):
-        self.backend = backend
-        self.key, self.value = key, value
-
-    async def put(self, number, nbytes=5000, ttl=None):
-        (stored,) = await self.backend.store(
-            [Store(key(number), (memoryview(value(number, nbytes)),), ttl)]
-        )
-        return stored
-
-    async def keep(self, *numbers, nbytes=5000):
-        for number in numbers:
-            stored = await self.put(number, nbytes)
-            assert stored.status is StoreStatus.STORED, stored
-
-    async def get(self, number, nbytes=5000):
-        """(result, bytes)."""
-        buffer = bytearray(nbytes)
-        (loaded,) = await self.backend.load([Load(key(number), (memoryview(buffer),))])
-        return loaded, bytes(buffer)
-
-    async def has(self, *numbers, nbytes=5000):
-        """Whether all of these load, byte for byte."""
-        for number in numbers:
-            loaded, buffer = await self.get(number, nbytes)
-            if loaded.status is not LoadStatus.FILLED or buffer != value(number, nbytes):
-                return False
-        return True
-
-    async def lookup(self, *numbers):
-        return list(await self.backend.lookup([key(number) for number in numbers]))
-
-    async def listing(self, limit=10):
-        keys, foreign, after = [], [], None
-        while True:
-            page = await self.backend.scan(after, limit=limit)
-            assert len(page.values) <= limit
-            keys += [one for one, _ in page.values]
-            foreign += page.foreign
-            if (after := page.after) is None:
-                return keys, foreign
-
-
-@contextlib.asynccontextmanager
-async def opened(url, **options):
+def on(url, **options):
     """A tier on a server; short patience unless told otherwise."""
     patience = {"timeout": 0.4, "connect_timeout": 0.4}
-    backend = RedisBackend(RedisConfig(url=url, **(patience | options)), real_context())
-    try:
-        await backend.open()
-        yield Rig(backend)
-    finally:
-        await backend.aclose()
+    return opened(RedisBackend(RedisConfig(url=url, **(patience | options)), real_context()))
 
 
 @pytest.fixture
 def tier():
-    return opened
+    return on
 
 
 @pytest.fixture
@@ -98,17 +37,10 @@ def drive():
     return lambda main: run_real(main, 20.0)
 
 
-@pytest.fixture
-def eventually():
+@pytest.fixture(name="eventually")
+def _eventually():
     """Await a condition of the outside world."""
-
-    async def wait(condition, seconds=15.0):
-        end = asyncio.get_running_loop().time() + seconds
-        while not await condition():
-            assert asyncio.get_running_loop().time() < end, "it did not come about"
-            await asyncio.sleep(0.02)
-
-    return wait
+    return eventually
 
 
 class Sentinel(Serving):

@@ -1,9 +1,7 @@
 """Servers for the tests: a pretended S3 (moto), real ones (SeaweedFS), and what stands between; and a tier on one."""
 
-import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import http.client
 import itertools
 import threading
@@ -14,9 +12,9 @@ from lmcache_backend_s3 import S3Backend
 from lmcache_backend_s3.faking import PretendedServer
 from lmcache_backend_s3.serving import START, SeaweedServer, find_server
 
-from lmcache_core.spi import Key, Load, LoadStatus, Store, StoreStatus
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import need_service
 
 _numbers = itertools.count()
@@ -70,62 +68,16 @@ class Between:
         self._server.server_close()
 
 
-def key(number):
-    return Key(hashlib.sha256(b"space").digest(), hashlib.sha256(b"%d" % number).digest(), 1)
-
-
-def value(number, nbytes=5000):
-    return hashlib.shake_128(b"%d" % number).digest(nbytes)
-
-
-class Rig:
-    """An open tier, and single verbs on it."""
-
-    def __init__(self, backend):
-        self.backend = backend
-        self.key, self.value = key, value
-
-    async def put(self, number, nbytes=5000):
-        (stored,) = await self.backend.store(
-            [Store(key(number), (memoryview(value(number, nbytes)),))]
-        )
-        return stored
-
-    async def keep(self, *numbers, nbytes=5000):
-        for number in numbers:
-            stored = await self.put(number, nbytes)
-            assert stored.status is StoreStatus.STORED, stored
-
-    async def get(self, number, nbytes=5000, **more):
-        """(result, bytes)."""
-        buffer = bytearray(nbytes)
-        (loaded,) = await self.backend.load([Load(key(number), (memoryview(buffer),))], **more)
-        return loaded, bytes(buffer)
-
-    async def has(self, *numbers, nbytes=5000):
-        """Whether all of these load, byte for byte."""
-        for number in numbers:
-            loaded, buffer = await self.get(number, nbytes)
-            if loaded.status is not LoadStatus.FILLED or buffer != value(number, nbytes):
-                return False
-        return True
-
-
-@contextlib.asynccontextmanager
-async def opened(config, kind=S3Backend, **options):
+def on(config, kind=S3Backend, **options):
     """A tier; short patience unless told otherwise."""
     patience = {"timeout": 1.0, "connect_timeout": 1.0}
-    backend = kind(dataclasses.replace(config, **(patience | options)), real_context())
-    try:
-        await backend.open()
-        yield Rig(backend)
-    finally:
-        await backend.aclose()
+    config = dataclasses.replace(config, **(patience | options))
+    return opened(kind(config, real_context()), group=1)
 
 
 @pytest.fixture
 def tier():
-    return opened
+    return on
 
 
 @pytest.fixture
@@ -180,14 +132,7 @@ def config(seaweed):
     return seaweed.config(f"t{next(_numbers)}")
 
 
-@pytest.fixture
-def eventually():
+@pytest.fixture(name="eventually")
+def _eventually():
     """Await a condition of the outside world."""
-
-    async def wait(condition, seconds=15.0):
-        end = asyncio.get_running_loop().time() + seconds
-        while not await condition():
-            assert asyncio.get_running_loop().time() < end, "it did not come about"
-            await asyncio.sleep(0.02)
-
-    return wait
+    return eventually
