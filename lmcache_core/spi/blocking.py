@@ -18,6 +18,38 @@ from lmcache_core.spi.keys import Key
 R = TypeVar("R")
 
 
+class _Answers:
+    """Results of a batch whose threads do several items each and tell of every one as it ends.
+
+    Attributes:
+        results: by position.
+        wanted: positions and items that remain once the others were screened out.
+    """
+
+    def __init__(self, screen: Callable[[Any], Any], batch: Sequence[Any], done: Done, /) -> None:
+        self.results: list[Any] = [None] * len(batch)
+        self.wanted: list[tuple[int, Any]] = []
+        self._done, self._loop = done, asyncio.get_running_loop()
+        for at, item in enumerate(batch):
+            if (screened := screen(item)) is None:
+                self.wanted.append((at, item))
+            else:
+                self.settle(at, screened)
+
+    def settle(self, at: int, result: Any, /) -> None:
+        """On the loop."""
+        self.results[at] = result
+        if self._done is not None:
+            self._done(at, result)
+
+    def tell(self, at: int, result: Any, /) -> None:
+        """From any thread."""
+        if self._done is None:
+            self.results[at] = result  # nobody waits for it: the loop sleeps until all are there
+        else:
+            self._loop.call_soon_threadsafe(self.settle, at, result)
+
+
 class BlockingBackend(BackendAdapter):
     """Base for backends on a blocking client; subclasses write the ``*_blocking`` methods.
 
@@ -136,6 +168,10 @@ class BlockingBackend(BackendAdapter):
             future.add_done_callback(partial(completed, index))
         await self._settle(futures, abandoned)
         return [outcome(future) for future in futures]
+
+    def _answers(self, operation: str, batch: Sequence[Any], done: Done, /) -> _Answers:
+        """For a ``_batch`` that does several items on one thread."""
+        return _Answers(getattr(self, f"screen_{operation}"), batch, done)
 
     async def _settle(
         self, futures: Sequence[asyncio.Future[Any]], abandoned: threading.Event

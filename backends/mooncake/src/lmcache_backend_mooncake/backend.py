@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from lmcache_backend_mooncake import admin, native
-from lmcache_backend_mooncake.client import Client, Flight, Item
+from lmcache_backend_mooncake.client import Client, Flight
 from lmcache_backend_mooncake.config import MooncakeConfig
 from lmcache_core.spi import (
     BackendError,
@@ -155,34 +155,13 @@ class MooncakeBackend(BlockingBackend):
     async def _batch(
         self, operation: str, batch: Sequence[Any], done: Callable[[int, Any], None] | None, /
     ) -> list[Any]:
-        loop = asyncio.get_running_loop()
-        results: list[Any] = [None] * len(batch)
-
-        def settle(at: int, result: Any) -> None:
-            results[at] = result
-            if done is not None:
-                done(at, result)
-
-        def tell(at: int, result: Any) -> None:
-            if done is None:
-                results[at] = result  # nobody waits for it: the loop sleeps until all are there
-            else:
-                loop.call_soon_threadsafe(settle, at, result)
-
-        screen = getattr(self, f"screen_{operation}")
-        wanted: list[Item] = []
-        for at, item in enumerate(batch):
-            screened = screen(item)
-            if screened is None:
-                wanted.append((at, item))
-            else:
-                settle(at, screened)
-        each = min(self.config.lanes, len(wanted))
-        lanes = [wanted[first::each] for first in range(each)]
+        answers = self._answers(operation, batch, done)
+        each = min(self.config.lanes, len(answers.wanted))
+        lanes = [answers.wanted[first::each] for first in range(each)]
         flights = [Flight() for _ in lanes]
         verb = self.client.load if operation == "load" else self.client.store_all
         futures = [
-            self._submit(operation, verb, lane, tell, flight)
+            self._submit(operation, verb, lane, answers.tell, flight)
             for lane, flight in zip(lanes, flights, strict=True)
         ]
         await self._watch(futures, flights)
@@ -192,11 +171,11 @@ class MooncakeBackend(BlockingBackend):
             if isinstance(error, BackendError):
                 failure = Loaded.failed if operation == "load" else Stored.failed
                 for at, _ in lane:
-                    if results[at] is None:
-                        settle(at, failure(error))
+                    if answers.results[at] is None:
+                        answers.settle(at, failure(error))
             elif error is not None:
                 raise error
-        return results
+        return answers.results
 
     async def _watch(
         self, futures: Sequence[asyncio.Future[Any]], flights: Sequence[Flight]

@@ -157,32 +157,12 @@ class RedisBackend(BlockingBackend):
     async def _batch(
         self, operation: str, batch: Sequence[Any], done: Callable[[int, Any], None] | None, /
     ) -> list[Any]:
-        loop, flight = asyncio.get_running_loop(), Flight()
-        results: list[Any] = [None] * len(batch)
-
-        def settle(at: int, result: Any) -> None:
-            results[at] = result
-            if done is not None:
-                done(at, result)
-
-        def tell(at: int, result: Any) -> None:
-            if done is None:
-                results[at] = result  # nobody waits for it: the loop sleeps until all are there
-            else:
-                loop.call_soon_threadsafe(settle, at, result)
-
-        screen = getattr(self, f"screen_{operation}")
-        wanted: list[Item] = []
-        for at, item in enumerate(batch):
-            screened = screen(item)
-            if screened is None:
-                wanted.append((at, item))
-            else:
-                settle(at, screened)
-        lanes = self._lanes(wanted)
+        flight = Flight()
+        answers = self._answers(operation, batch, done)
+        lanes = self._lanes(answers.wanted)
         futures = [
             self._submit(
-                operation, move, self.client, VERBS[operation], address, lane, tell, flight
+                operation, move, self.client, VERBS[operation], address, lane, answers.tell, flight
             )
             for address, lane in lanes
         ]
@@ -199,10 +179,10 @@ class RedisBackend(BlockingBackend):
             error = future.exception()
             if isinstance(error, BackendError):  # no thread could be started
                 for at, _ in lane:
-                    settle(at, VERBS[operation].failed(error))
+                    answers.settle(at, VERBS[operation].failed(error))
             elif error is not None:
                 raise error
-        return results
+        return answers.results
 
     def _lanes(self, items: Sequence[Item]) -> list[tuple[Address, list[Item]]]:
         """Items by node, and those of a node over several connections."""
