@@ -16,7 +16,7 @@ import typer
 from lmcache_core.cli.config import Json
 from lmcache_core.cli.output import print_json, print_table, progress
 from lmcache_core.memory.limits import text
-from lmcache_core.spi import ConfigError
+from lmcache_core.spi import ByteSize, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_server.client.operator import Operator, parse_keys, parse_space, read_token
 from lmcache_server.client.tokens import prompt, read_ids
@@ -59,6 +59,18 @@ def operating(address: str, token_file: str | None, seconds: float = 10.0) -> It
         yield operator
     finally:
         operator.close()
+
+
+def parse_size(written: str, /) -> int:
+    """Bytes of a size as people write it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return int(ByteSize.parse(written))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def show(document: dict[str, Any], as_json: bool, *, said: str) -> None:

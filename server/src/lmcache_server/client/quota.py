@@ -9,9 +9,9 @@ import typer
 from lmcache_core.cli.config import Json
 from lmcache_core.cli.output import print_json, print_table
 from lmcache_core.memory.limits import text
-from lmcache_core.spi import ByteSize, ConfigError
+from lmcache_core.spi import ConfigError
 from lmcache_core.wire import records, replies
-from lmcache_server.client.commands import HERE, Address, TokenFile, operating, show
+from lmcache_server.client.commands import HERE, Address, TokenFile, operating, parse_size, show
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
@@ -62,11 +62,7 @@ def set_(
     as_json: Json = False,
 ) -> int:
     """Limit a tenant from now on; forgotten when the daemon ends (the configuration file keeps it)."""
-    try:
-        nbytes = int(ByteSize.parse(size))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return _change(tenant, nbytes, daemon, token_file, as_json)
+    return _change(tenant, parse_size(size), daemon, token_file, as_json)
 
 
 @app.command()

@@ -9,9 +9,16 @@ import typer
 from lmcache_core.cli.config import Json
 from lmcache_core.cli.output import print_json, print_table
 from lmcache_core.memory.limits import text
-from lmcache_core.spi import ByteSize, ConfigError
 from lmcache_core.wire import records, replies
-from lmcache_server.client.commands import HERE, Address, Seconds, TokenFile, operating, show
+from lmcache_server.client.commands import (
+    HERE,
+    Address,
+    Seconds,
+    TokenFile,
+    operating,
+    parse_size,
+    show,
+)
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
@@ -48,10 +55,7 @@ def limit(
     as_json: Json = False,
 ) -> int:
     """Resize a tier until the daemon ends; a smaller one evicts at once."""
-    try:
-        nbytes = int(ByteSize.parse(size))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    nbytes = parse_size(size)
     with operating(daemon, token_file) as operator:
         operator.do(replies.Done, lambda id: records.Tier(id, name, "limit", nbytes))
     show({"name": name, "limit": nbytes}, as_json, said=f"{name}: {text(nbytes)}")
