@@ -14,12 +14,13 @@ from lmcache_core.config import Config, ManagerConfig, TierConfig
 from lmcache_core.memory.arena import Access, Arena
 from lmcache_core.memory.backend import MemoryBackend, MemoryConfig
 from lmcache_core.memory.pool import Pool
-from lmcache_core.observers import Metrics
+from lmcache_core.observers import Metrics, check_identities
 from lmcache_core.policies.lru import LRU, LRUConfig
 from lmcache_core.spi import (
     AbstractBackend,
     ByteSize,
     Context,
+    Duration,
     Interior,
     Key,
     KVSpec,
@@ -37,6 +38,7 @@ from lmcache_core.spi import (
     Wrapper,
 )
 from lmcache_core.storage.manager import StorageManager
+from lmcache_core.storage.results import Reason
 from lmcache_core.storage.tier import Tier
 from lmcache_core.testing.contexts import simulated_context
 from lmcache_core.testing.fakes import Slow
@@ -260,3 +262,29 @@ def make_manager(
     )
     managers.append(StorageManager(pool, tiers, config=config, context=context, metrics=Metrics()))
     return managers[0]
+
+
+def below(plugin: str, options: object, /, *, deadline: float = 2.0) -> Config:
+    """Configuration of one tier of a plugin, always asked, whatever it costs."""
+    tier = TierConfig(plugin=plugin, name=plugin, options=options, deadline=Duration(deadline))
+    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
+
+
+async def served(manager: StorageManager, keys: Sequence[Key], /) -> tuple[int, Reason]:
+    """Load and verify; how many leading values came, and why no more."""
+    loaded = await manager.load(keys, "reader")
+    for lease in loaded.leases:
+        verify_lease(lease)
+    manager.release(loaded.leases)
+    return len(loaded.leases), loaded.reason
+
+
+async def closed(*managers: StorageManager) -> None:
+    """Hold the books, once the last call has ended, and close."""
+    for manager in managers:
+        for _ in range(2000):  # a call ends a moment after its last answer
+            if not check_identities(manager.metrics.snapshot()):
+                break
+            await asyncio.sleep(0.001)
+        manager.check()
+        await manager.aclose()

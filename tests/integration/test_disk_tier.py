@@ -18,7 +18,7 @@ from lmcache_core.spi import ByteSize, ConfigError, Duration
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build, default_context
 from lmcache_core.testing.files import SimDisk, SimFiles
-from lmcache_core.testing.worlds import frame_nbytes, key_of, put, verify_lease
+from lmcache_core.testing.worlds import frame_nbytes, key_of, put, served
 
 NBYTES = 50_001
 CHUNKS = [key_of(number) for number in range(60)]
@@ -40,15 +40,6 @@ def config(path, *, size=64 * MIB, plugin="disk", close=10.0, deadline=5.0, **op
 def on(files):
     """Contexts on the given system calls."""
     return lambda name: replace(default_context(name), files=files)
-
-
-async def served(manager, keys):
-    """How many of these chunks load, each verified byte for byte."""
-    loaded = await manager.load(keys, "reader")
-    for lease in loaded.leases:
-        verify_lease(lease)
-    manager.release(loaded.leases)
-    return len(loaded.leases), loaded.reason
 
 
 async def stored(manager, keys, nbytes=NBYTES):

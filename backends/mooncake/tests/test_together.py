@@ -5,42 +5,20 @@ import asyncio
 import pytest
 from lmcache_backend_mooncake.native import address, connect
 
-from lmcache_core.config import Config, ManagerConfig, TierConfig
-from lmcache_core.observers import check_identities
 from lmcache_core.registry import Registry
-from lmcache_core.spi import Duration
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
-from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+from lmcache_core.testing.worlds import (
+    below,
+    closed,
+    key_of,
+    plain_frame,
+    put,
+    served,
+)
 
 NBYTES = 50_001
 CHUNKS = [key_of(number) for number in range(12)]
-
-
-def config(options, deadline=2.0):
-    tier = TierConfig(
-        plugin="mooncake", name="mooncake", options=options, deadline=Duration(deadline)
-    )
-    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
-
-
-async def closed(*managers):
-    """Hold the books, once the last call has ended, and close."""
-    for manager in managers:
-        for _ in range(2000):  # a call ends a moment after its last answer
-            if not check_identities(manager.metrics.snapshot()):
-                break
-            await asyncio.sleep(0.001)
-        manager.check()
-        await manager.aclose()
-
-
-async def served(manager, keys):
-    loaded = await manager.load(keys, "reader")
-    for lease in loaded.leases:
-        verify_lease(lease)
-    manager.release(loaded.leases)
-    return len(loaded.leases), loaded.reason
 
 
 @pytest.mark.slow
@@ -54,10 +32,10 @@ def test_hits_are_shared_and_damage_is_a_miss_that_heals(serve, drive, eventuall
 
     async def main():
         store, how = connect(server.config())
-        first = await build(config(server.config()), Registry())
+        first = await build(below("mooncake", server.config()), Registry())
         assert all(put(first, CHUNKS, NBYTES))
         await first.flush()
-        second = await build(config(server.config()), Registry())
+        second = await build(below("mooncake", server.config()), Registry())
         assert (await second.lookup(CHUNKS)).leading == len(CHUNKS)
         assert await served(second, CHUNKS) == (len(CHUNKS), Reason.COMPLETE)
         await closed(first, second)
@@ -65,7 +43,7 @@ def test_hits_are_shared_and_damage_is_a_miss_that_heals(serve, drive, eventuall
             name, view = "lmcache:" + CHUNKS[number].text, memoryview(content)
             assert store.batch_remove([name], True) == [0]
             assert store.batch_put_from([name], [address(view)], [len(content)], how) == [0]
-        third = await build(config(server.config()), Registry())
+        third = await build(below("mooncake", server.config()), Registry())
         for number in spoiled:
             assert (await served(third, CHUNKS[number : number + 1]))[0] == 0
 
@@ -76,7 +54,7 @@ def test_hits_are_shared_and_damage_is_a_miss_that_heals(serve, drive, eventuall
         assert all(put(third, CHUNKS[1:4], NBYTES))
         await third.flush()
         await closed(third)
-        fourth = await build(config(server.config()), Registry())
+        fourth = await build(below("mooncake", server.config()), Registry())
         assert await served(fourth, CHUNKS) == (len(CHUNKS), Reason.COMPLETE)
         await closed(fourth)
         store.close()
@@ -91,10 +69,10 @@ def test_hanging_segment_costs_no_more_than_the_deadline_and_its_memory_comes_ba
     server = serve("--client_ttl=30")  # what the master gives up is gone
 
     async def main():
-        first = await build(config(server.config(), deadline=0.3), Registry())
+        first = await build(below("mooncake", server.config(), deadline=0.3), Registry())
         assert all(put(first, CHUNKS, NBYTES))
         await first.flush()
-        second = await build(config(server.config(), deadline=0.3), Registry())
+        second = await build(below("mooncake", server.config(), deadline=0.3), Registry())
         server.provider.suspend()
         loop = asyncio.get_running_loop()
         for _ in range(2):

@@ -11,12 +11,11 @@ from lmcache_backend_nixl.agent import plugin_problem
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.memory import Staging, address, section
 
-from lmcache_core.config import Config, ManagerConfig, TierConfig
 from lmcache_core.registry import Registry
-from lmcache_core.spi import ByteSize, ConfigError, Duration, StoreStatus, Unavailable
+from lmcache_core.spi import ByteSize, ConfigError, StoreStatus, Unavailable
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
-from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+from lmcache_core.testing.worlds import below, key_of, plain_frame, put, served
 
 KIB, MIB = 1 << 10, 1 << 20
 NBYTES = 50_001
@@ -130,20 +129,6 @@ def test_nothing_of_torch_is_imported(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def below(path):
-    options = NixlConfig(path=str(path), shared=True)
-    tier = TierConfig(plugin="nixl", name="nixl", options=options, deadline=Duration(5.0))
-    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
-
-
-async def served(manager, keys):
-    loaded = await manager.load(keys, "reader")
-    for lease in loaded.leases:
-        verify_lease(lease)
-    manager.release(loaded.leases)
-    return len(loaded.leases), loaded.reason
-
-
 @pytest.mark.parametrize(
     "spoiled",
     [
@@ -154,13 +139,19 @@ async def served(manager, keys):
 )
 def test_damage_is_a_miss_and_is_stored_anew(tmp_path, drive, eventually, spoiled):
     async def main():
-        first = await build(below(tmp_path / "kv"), Registry())
+        first = await build(
+            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
+            Registry(),
+        )
         assert all(put(first, CHUNKS[:5], NBYTES))
         await first.flush()
         await first.aclose()
         (place,) = tmp_path.glob(f"kv/*/{CHUNKS[3].text}")
         place.write_bytes(spoiled())
-        second = await build(below(tmp_path / "kv"), Registry())
+        second = await build(
+            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
+            Registry(),
+        )
         assert (await served(second, CHUNKS[:5]))[0] == 3
 
         async def removed():
@@ -169,7 +160,10 @@ def test_damage_is_a_miss_and_is_stored_anew(tmp_path, drive, eventually, spoile
         await eventually(removed)
         assert all(put(second, CHUNKS[3:4], NBYTES))
         await second.flush()
-        third = await build(below(tmp_path / "kv"), Registry())
+        third = await build(
+            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
+            Registry(),
+        )
         assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
         for manager in (second, third):
             manager.check()

@@ -6,50 +6,31 @@ import json
 import pytest
 from lmcache_backend_redis.config import RedisConfig
 
-from lmcache_core.config import Config, ManagerConfig, TierConfig
-from lmcache_core.observers import check_identities
 from lmcache_core.registry import Registry
-from lmcache_core.spi import Duration
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
-from lmcache_core.testing.worlds import frame_nbytes, key_of, plain_frame, put, verify_lease
+from lmcache_core.testing.worlds import (
+    below,
+    closed,
+    frame_nbytes,
+    key_of,
+    plain_frame,
+    put,
+    served,
+)
 from tests.wire.daemons import Daemon, fill, key, value
 
 NBYTES = 50_001
 CHUNKS = [key_of(number) for number in range(20)]
 
 
-def config(url, deadline=2.0):
-    tier = TierConfig(
-        plugin="redis", name="redis", options=RedisConfig(url=url), deadline=Duration(deadline)
-    )
-    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
-
-
-async def closed(*managers):
-    """Hold the books, once the last call has ended, and close."""
-    for manager in managers:
-        for _ in range(2000):  # a call ends a moment after its last answer
-            if not check_identities(manager.metrics.snapshot()):
-                break
-            await asyncio.sleep(0.001)
-        manager.check()
-        await manager.aclose()
-
-
-async def served(manager, keys):
-    loaded = await manager.load(keys, "reader")
-    for lease in loaded.leases:
-        verify_lease(lease)
-    manager.release(loaded.leases)
-    return len(loaded.leases), loaded.reason
-
-
 def test_what_one_cache_stores_another_serves(serve, drive):
     server = serve()
 
     async def main():
-        first, second = [await build(config(server.url), Registry()) for _ in range(2)]
+        first, second = [
+            await build(below("redis", RedisConfig(url=server.url)), Registry()) for _ in range(2)
+        ]
         assert all(put(first, CHUNKS, NBYTES))
         await first.flush()
         assert (await second.lookup(CHUNKS)).leading == len(CHUNKS)
@@ -73,7 +54,7 @@ def test_damage_is_a_miss_and_is_stored_anew(serve, drive, eventually, spoiled):
     server = serve()
 
     async def main():
-        first = await build(config(server.url), Registry())
+        first = await build(below("redis", RedisConfig(url=server.url)), Registry())
         assert all(put(first, CHUNKS[:5], NBYTES))
         await first.flush()
         await first.aclose()
@@ -84,7 +65,7 @@ def test_damage_is_a_miss_and_is_stored_anew(serve, drive, eventually, spoiled):
             server.command("LPUSH", name, "x")
         else:
             server.command("SET", name, content)
-        second = await build(config(server.url), Registry())
+        second = await build(below("redis", RedisConfig(url=server.url)), Registry())
         assert (await served(second, CHUNKS[:5]))[0] == 3
 
         async def removed():
@@ -94,7 +75,7 @@ def test_damage_is_a_miss_and_is_stored_anew(serve, drive, eventually, spoiled):
         assert server.command("EXISTS", name) == b":0\r\n"
         assert all(put(second, CHUNKS[3:4], NBYTES))
         await second.flush()
-        third = await build(config(server.url), Registry())
+        third = await build(below("redis", RedisConfig(url=server.url)), Registry())
         assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
         await closed(second, third)
 
@@ -107,10 +88,10 @@ def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually
     server = serve()
 
     async def main():
-        manager = await build(config(server.url, deadline=0.2), Registry())
+        manager = await build(below("redis", RedisConfig(url=server.url), deadline=0.2), Registry())
         assert all(put(manager, CHUNKS, NBYTES))
         await manager.flush()
-        other = await build(config(server.url, deadline=0.2), Registry())
+        other = await build(below("redis", RedisConfig(url=server.url), deadline=0.2), Registry())
         server.suspend()
         loop = asyncio.get_running_loop()
         for _ in range(8):

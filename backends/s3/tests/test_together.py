@@ -6,34 +6,21 @@ import json
 import pytest
 from lmcache_backend_s3.transport import Call
 
-from lmcache_core.config import Config, ManagerConfig, TierConfig
 from lmcache_core.registry import Registry
-from lmcache_core.spi import Duration
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
-from lmcache_core.testing.worlds import key_of, plain_frame, put, verify_lease
+from lmcache_core.testing.worlds import below, key_of, plain_frame, put, served
 from tests.wire.daemons import Daemon, fill, key, value
 
 NBYTES = 50_001
 CHUNKS = [key_of(number) for number in range(12)]
 
 
-def below(options, deadline=5.0):
-    tier = TierConfig(plugin="s3", name="s3", options=options, deadline=Duration(deadline))
-    return Config(tiers=(tier,), manager=ManagerConfig(cost_gate=False))
-
-
-async def served(manager, keys):
-    loaded = await manager.load(keys, "reader")
-    for lease in loaded.leases:
-        verify_lease(lease)
-    manager.release(loaded.leases)
-    return len(loaded.leases), loaded.reason
-
-
 def test_what_one_cache_stores_another_serves(config, drive):
     async def main():
-        first, second = [await build(below(config), Registry()) for _ in range(2)]
+        first, second = [
+            await build(below("s3", config, deadline=5.0), Registry()) for _ in range(2)
+        ]
         assert all(put(first, CHUNKS, NBYTES))
         await first.flush()
         assert (await second.lookup(CHUNKS)).leading == len(CHUNKS)
@@ -58,14 +45,14 @@ def test_damage_is_a_miss_and_is_stored_anew(seaweed, config, drive, eventually,
     bucket = seaweed.bucket()
 
     async def main():
-        first = await build(below(config), Registry())
+        first = await build(below("s3", config, deadline=5.0), Registry())
         assert all(put(first, CHUNKS[:5], NBYTES))
         await first.flush()
         await first.aclose()
         name = f"{config.prefix}{CHUNKS[3].digest.hex()[:3]}/{CHUNKS[3].text}"
         assert bucket.head(name, Call()) is not None
         bucket.put(name, [memoryview(spoiled())], Call(), only_new=False)
-        second = await build(below(config), Registry())
+        second = await build(below("s3", config, deadline=5.0), Registry())
         assert (await served(second, CHUNKS[:5]))[0] == 3
 
         async def removed():
@@ -74,7 +61,7 @@ def test_damage_is_a_miss_and_is_stored_anew(seaweed, config, drive, eventually,
         await eventually(removed)
         assert all(put(second, CHUNKS[3:4], NBYTES))
         await second.flush()
-        third = await build(below(config), Registry())
+        third = await build(below("s3", config, deadline=5.0), Registry())
         assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
         for manager in (second, third):
             manager.check()
@@ -88,10 +75,10 @@ def test_hanging_server_costs_no_more_than_the_deadline(serve, drive, eventually
     server = serve()
 
     async def main():
-        first = await build(below(server.config(), deadline=2.0), Registry())
+        first = await build(below("s3", server.config(), deadline=2.0), Registry())
         assert all(put(first, CHUNKS, NBYTES))
         await first.flush()
-        other = await build(below(server.config(), deadline=0.2), Registry())
+        other = await build(below("s3", server.config(), deadline=0.2), Registry())
         server.suspend()
         loop = asyncio.get_running_loop()
         for _ in range(8):
