@@ -90,12 +90,12 @@ def inspect(wheels: dict[str, Path]) -> None:
 
 
 def third_party(wheels: dict[str, Path]) -> list[str]:
-    """Requirements of the wheels that are not ours, those of the core's `testing` extra included."""
+    """Requirements of the wheels that are not ours: those of the core's `testing` extra too, and of variants without CUDA."""
     found = []
     for wheel in wheels.values():
         for line in metadata(wheel)["Requires-Dist"].splitlines():
             requirement, _, marker = line.partition(";")
-            wanted = not marker or re.search(r"extra == ['\"]testing['\"]", marker)
+            wanted = not marker or re.search(r"extra == ['\"](testing|cpu)['\"]", marker)
             if wanted and not requirement.strip().startswith("lmcache"):
                 found.append(requirement.strip())
     return sorted(set(found))
