@@ -21,6 +21,7 @@ from lmcache_core.config import Config, Effective, Quality, load
 from lmcache_core.engine.engine import CacheEngine
 from lmcache_core.engine.forms import Forms
 from lmcache_core.engine.quality import complaints
+from lmcache_core.identity import KeyManager
 from lmcache_core.observers import Emitter, Metrics
 from lmcache_core.spi import ConfigError, Event, GPUConnector
 from lmcache_core.storage.build import build, default_context, fidelity
@@ -129,17 +130,20 @@ class Cache:
                 raise ConfigError(f"quality: refuse: {complaint}")
             logging.getLogger("lmcache").warning("%s", complaint)
 
-    def engine(self, forms: Forms, /) -> CacheEngine:
-        """Requests of one model against this cache."""
-        managers = {
+    def managers(self) -> dict[str, KeyManager]:
+        """New key managers by name, as configured."""
+        return {
             choice.name: self.registry.load("key_managers", choice.name)(choice.options)
             for choice in self.config.engine.key_managers
         }
+
+    def engine(self, forms: Forms, /) -> CacheEngine:
+        """Requests of one model against this cache."""
         return CacheEngine(
             self.storage,
             forms,
             self.config.engine,
-            managers=managers,
+            managers=self.managers(),
             emit=self._observe,
             metrics=self.metrics,
         )

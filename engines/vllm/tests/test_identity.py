@@ -1,14 +1,16 @@
 """What makes the KV of two requests or two engines different, and what does not."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from lmcache_engine_vllm import settings
 from lmcache_engine_vllm.identity import key_space, weights_of, wishes
 
+from engines.vllm.tests.common import served
 from engines.vllm.tests.stand_ins import Request
 from lmcache_core.config import EngineConfig
-from lmcache_core.identity import Chain, Unkeyable
+from lmcache_core.identity import Chain, KeyManager, Unkeyable
 from lmcache_core.spi import ConfigError
 
 
@@ -70,6 +72,48 @@ def test_embeddings_and_changing_sessions_have_no_name():
     request.resumable = True
     with pytest.raises(Unkeyable, match="session"):
         wishes(request, EngineConfig(), {})
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"cache_salt": "\ud800"},
+        {"kv_transfer_params": {"lmcache.tag.user": "\ud800"}},
+        {"kv_transfer_params": {"lmcache.tag.user": 255 * "x"}},
+        {"kv_transfer_params": {f"lmcache.tag.{n}": n for n in range(17)}},
+        {"kv_transfer_params": {"lmcache.max_offload_tokens": float("nan")}},
+        {"kv_transfer_params": {"lmcache.max_offload_tokens": float("inf")}},
+        {"kv_transfer_params": "lmcache.skip_save"},
+    ],
+)
+def test_what_a_request_says_wrongly_costs_it_the_cache_and_nobody_else(how):
+    """JSON carries all of it; raised into a hook, one such request would end the cache of its engine."""
+    with pytest.raises(Unkeyable):
+        wishes(Request("r", [1], 1, **how), EngineConfig(), {})
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+class ByRegion(KeyManager):
+    config_type = Nothing
+
+    def __init__(self, config):
+        pass
+
+    def fields(self, labels):
+        return {"region": labels.get("region", "").encode()}
+
+
+def test_a_configured_key_manager_separates_requests(make):
+    engine = make(plugins={"allow_paths": True}, key_managers=[f"{__name__}:ByRegion"])
+    prompt = list(range(300, 320))
+    north, south = ({"lmcache.tag.region": name} for name in ("north", "south"))
+    for params, expected in ((north, 0), (south, 0), (north, 16)):
+        assert served(engine, prompt, kv_transfer_params=params) == expected
+        engine.pool.reset()
 
 
 def test_tiers_that_drop_tokens_are_refused_with_the_reason():

@@ -95,7 +95,7 @@ class Halves:
         options, transfer = self.cache.config.engine, self.config.kv_transfer_config
         self.scheduler = Scheduler(
             self.client, self.settings, options, self.parts, self.chunk,
-            self.config.parallel_config.world_size, tally=self.tally,
+            self.config.parallel_config.world_size, managers=self.cache.managers(), tally=self.tally,
         )  # fmt: skip
         self.pace = Pace(
             self.client.report_prefill,

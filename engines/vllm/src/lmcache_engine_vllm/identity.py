@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcache_core.config import EngineConfig
+from lmcache_core.frame import TAGS_LIMIT
 from lmcache_core.identity import (
     FORMAT,
     Extra,
@@ -126,14 +127,24 @@ def wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManage
     """Read vLLM's ``Request``.
 
     Raises:
-        Unkeyable: an input no key can name; the request runs without the cache.
+        Unkeyable: an input no key can name, or a wish nobody can follow; the request runs without the cache.
     """
+    try:
+        return _wishes(request, options, managers)
+    except (AttributeError, ArithmeticError, TypeError, ValueError) as error:
+        raise Unkeyable(f"{type(error).__name__}: {error}") from error
+
+
+def _wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManager]) -> Wishes:
     if getattr(request, "prompt_embeds", None) is not None:
         raise Unkeyable("prompt embeddings")
     if getattr(request, "resumable", False):
         raise Unkeyable("a session whose tokens may be replaced")
     params = getattr(request, "kv_transfer_params", None) or {}
     given = {k.removeprefix(TAG): str(v) for k, v in params.items() if k.startswith(TAG)}
+    tags = tuple(f"{name}={value}" for name, value in given.items())
+    if len(tags) > TAGS_LIMIT or any(len(tag.encode()) > 255 for tag in tags):
+        raise Unkeyable(f"a request has up to {TAGS_LIMIT} tags of at most 255 bytes")
     extras = [_media(feature) for feature in getattr(request, "mm_features", None) or ()]
     if (lora := getattr(request, "lora_request", None)) is not None:
         extras.append(Extra("adapter", _adapter(str(lora.lora_path)), 0, 0))
@@ -154,7 +165,7 @@ def wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManage
     return Wishes(
         tuple(extras),
         salt if len(salt.encode()) < 256 else _digest(salt).hex(),
-        tuple(f"{name}={value}" for name, value in given.items()),
+        tags,
         bool(params.get("lmcache.skip_save", False)),
         int(most) if isinstance(most, int | float) else None,
     )
