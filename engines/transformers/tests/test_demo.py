@@ -11,7 +11,7 @@ from lmcache_engine_transformers.demo.command import (
     tokens_of,
 )
 from lmcache_engine_transformers.demo.model import load
-from lmcache_engine_transformers.demo.settings import calibrated, settings_for
+from lmcache_engine_transformers.demo.settings import calibrated, run_module, settings_for
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -86,6 +86,30 @@ def test_tables_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     found = calibrated(settings, Path("model"), tmp_path, print)
     tables = {"klt": {"tables": str(tmp_path / "model.tables")}}
     assert found["tiers"][1]["disk"]["serde"] == [tables, "zstd"]
+
+
+def test_what_a_module_says_is_told_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "says.py").write_text(
+        "import os, sys, time\n"
+        "print('half', file=sys.stderr)\n"
+        f"while not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
+        "print(sys.stdin.read())\n"
+        "sys.exit('no more' if sys.argv[1:] else 0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    heard: list[str] = []
+
+    def say(line: str) -> None:
+        heard.append(line)
+        told.touch()
+
+    assert run_module(["says"], "given", say) == "given\n"
+    assert heard == ["half"]
+    with pytest.raises(RuntimeError, match="no more"):
+        run_module(["says", "fail"])
 
 
 def test_what_must_be_found_is_counted_without_the_cache() -> None:

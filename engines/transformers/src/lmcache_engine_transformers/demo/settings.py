@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
@@ -58,7 +59,7 @@ def calibrated(
             if not tables.exists():
                 say("calibrating, once")
                 command = ["calibrate", str(folder), "--out", str(tables), "--no-report"]
-                run_module(["lmcache_core", *command])
+                run_module(["lmcache_core", *command], say=lambda line: say(f"calibrating, {line}"))
             options = {**(options or {}), "tables": str(tables)}
         chain.append({name: options} if options else name)
     if chain:
@@ -66,17 +67,30 @@ def calibrated(
     return settings
 
 
-def run_module(module: Sequence[str], text: str = "") -> str:
+def run_module(
+    module: Sequence[str], text: str = "", say: Callable[[str], object] = lambda line: None
+) -> str:
     """Standard output of a module of Python.
+
+    Args:
+        text: its standard input.
+        say: told each line of its standard error as it comes.
 
     Raises:
         RuntimeError: it failed; its last word.
     """
-    command = [sys.executable, "-m", *module]
-    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError((result.stderr.strip().splitlines() or ["no word"])[-1])
-    return result.stdout
+    command, last = [sys.executable, "-m", *module], "no word"
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as output:
+        given.write(text)
+        given.seek(0)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=given, stdout=output, stderr=pipe, text=True) as run:
+            for line in filter(None, map(str.strip, run.stderr or ())):
+                say(last := line)
+        if run.returncode:
+            raise RuntimeError(last)
+        output.seek(0)
+        return output.read()
 
 
 def _empty(plugin: str, place: Path) -> dict[str, Any]:
