@@ -250,6 +250,14 @@ def test_value_is_deleted_only_while_it_is_the_one_meant(rig):
     assert rig.lookup(0) == [None]
 
 
+def test_scan_asks_again_before_it_passes_over_a_value(rig):
+    rig.keep(1, 2)
+    rig.files.fail("status", errno.EIO, path=rig.path(1), times=2)
+    assert sorted(rig.listing()[0]) == sorted([rig.key(1), rig.key(2)])
+    rig.files.fail("status", errno.EIO, path=rig.path(1), times=3)
+    assert rig.listing() == ([rig.key(2)], [rig.path(1)])
+
+
 def test_scan_lists_values_once_and_names_what_is_foreign(rig):
     rig.keep(*range(30))
     misplaced = f"/kv/0/{'1' * 132}"

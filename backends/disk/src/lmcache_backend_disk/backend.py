@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from lmcache_backend_disk.client import Root
@@ -39,6 +40,7 @@ from lmcache_core.spi import (
 )
 
 REFUSING = (*FULL, errno.EROFS, errno.EFBIG)
+STUBBORN = 3
 ENTRY_NBYTES = 512
 """What a folder entry of such a name takes, with the slack of half-full folder blocks."""
 
@@ -223,10 +225,11 @@ class DiskBackend(BlockingBackend):
         foreign = [path for root in self._roots for path in root.foreign()] if after is None else []
         for token, root, shard, name in self._entries(after):
             try:
-                status = root.status(name, shard)
+                status = _status(root, name, shard)
             except OSError as error:
                 self._note("scan", f"scan skips what it cannot see: {reason(error)}")
-                continue
+                foreign.append(f"{root.path}/{shard}/{name}")
+                status = None
             if status is not None:
                 key = _parse(name) if status.is_file and root.shard_of(name) == shard else None
                 if key is None:
@@ -280,6 +283,14 @@ class FsBackend(DiskBackend):
     """
 
     exclusive: ClassVar[bool] = False
+
+
+def _status(root: Root, name: str, shard: str) -> FileStatus | None:
+    """``Root.status``, asked again after an error: what a scan skips is charged to nobody and found by nobody."""
+    for _ in range(STUBBORN - 1):
+        with suppress(OSError):
+            return root.status(name, shard)
+    return root.status(name, shard)
 
 
 def _unavailable(operation: str, error: OSError) -> Unavailable:
