@@ -141,10 +141,11 @@ class Holdings:
         """Take a charge back: nothing was written."""
         self.coming_nbytes -= self.coming.pop(key, 0)
 
-    def doubt(self, key: Key, /) -> None:
-        """Nobody knows whether it was written: as good as leaving, and still charged."""
+    def doubt(self, key: Key, nbytes: int = 0, /) -> None:
+        """Nobody knows whether it was written, or deleted: as good as leaving, and charged until that is known."""
         charge = self.coming.pop(key, 0)
         self.coming_nbytes -= charge
+        charge = charge or (nbytes and self.footprint(nbytes))
         self.leaving_nbytes += charge - self.leaving.get(key, 0)
         self.leaving[key] = charge
 

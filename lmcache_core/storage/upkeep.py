@@ -167,8 +167,10 @@ async def recover(tier: Tier, /) -> None:
             pause = min(pause * 2, 60.0)
             continue
         for key, found in page.values:
-            known = key in tier.gone or key in tier.holdings.leaving
-            if known or tier.holdings.index.slot_of(key) >= 0:
+            if key in tier.holdings.leaving or tier.holdings.index.slot_of(key) >= 0:
+                continue
+            if key in tier.gone:  # whether it went after this page was read, or could not
+                tier.holdings.doubt(key, found.nbytes)
                 continue
             expires = NEVER if found.expires is None else found.expires
             tier.holdings.arrived(
