@@ -26,6 +26,12 @@ _COARSE = 9 / 8, 0.02
 _TLS_ALERT = re.compile(rb"\x15\x03.\x00\x02", re.DOTALL)
 """What a server of TLS answers to anything else."""
 _SPEAKS_TLS = "it speaks TLS: write tls://HOST:PORT"
+SILENCE_S = 10
+"""After so long without a sign of life from its other end, a connection over TCP has failed."""
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": SILENCE_S // 2, "TCP_KEEPALIVE": SILENCE_S // 2, "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": SILENCE_S // 2, "TCP_USER_TIMEOUT": SILENCE_S * 1000,
+}  # fmt: skip
 
 
 class Link:
@@ -72,7 +78,7 @@ class Link:
             else:
                 sock = socket.create_connection((address.host, address.port), timeout)
                 self._socket = sock
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                tune(sock)
                 if address.tls:
                     from lmcache_core.wire import tls  # costs more than the rest of the client
 
@@ -301,6 +307,19 @@ class Link:
             return DeadlineExceeded("the daemon did not answer in time", operation=verb)
         self.close()
         return Unavailable(f"the daemon is gone: {error.strerror or error}", operation=verb)
+
+
+def tune(connection: socket.socket, /) -> None:
+    """Send small frames at once, and have the kernel prove that the other end of TCP is there (both ends do).
+
+    A machine that has lost its power or its network says nothing: no probe is answered then, and nothing that was
+    sent is taken. Either fails the connection after ``SILENCE_S`` and at most a probe more.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, amount in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # not every system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), amount)
 
 
 def peer(connection: socket.socket, /) -> tuple[int, int]:

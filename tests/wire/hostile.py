@@ -1,18 +1,22 @@
 """A client process that does what it is told on standard input, so that it can be killed or stopped in any state.
 
-Run as ``python -m tests.wire.hostile SOCKET``; prints one line per order.
+Run as ``python -m tests.wire.hostile ADDRESS [TOKEN]``; prints one line per order.
 """
 
 import os
 import subprocess
 import sys
+import time
 
+from lmcache_core.wire import records
 from lmcache_core.wire.client import DaemonClient
+from lmcache_core.wire.codec import frame, to_runs
 from tests.wire.daemons import ROOM, fill, key, value
 
 
 def main():
-    client = DaemonClient(f"unix://{sys.argv[1]}")
+    address, token = (*sys.argv[1:], "")[:2]
+    client = DaemonClient(address, token=token, transfer="tcp" if token else "auto")
     held, loaded, children = [], [], []
     for line in sys.stdin:
         order, *rest = line.split()
@@ -35,6 +39,13 @@ def main():
             continue
         elif order == "lease":
             loaded.append(client.load([key(n) for n in numbers], None))
+        elif order == "stream":  # asks for values, and reads none of them
+            link, until = client._idle[0], time.monotonic() + 60
+            runs = to_runs([key(n) for n in numbers])
+            link.send([frame(records.Load(99, runs, 60.0, stream=True))], until)
+        elif order == "count":
+            say(sum(place is not None for place in client.lookup([key(n) for n in numbers]).places))
+            continue
         elif order == "fork":  # a helper inherits every descriptor and outlives us
             children.append(subprocess.Popen(["sleep", "30"], close_fds=False, pass_fds=_sockets()))
             say(children[-1].pid)

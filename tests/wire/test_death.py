@@ -28,9 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Client(Process):
-    def __init__(self, daemon, before=()):
+    def __init__(self, daemon, before=(), where=()):
+        where = where or (f"unix://{daemon.path}",)
         super().__init__(
-            [*before, sys.executable, "-m", "tests.wire.hostile", daemon.path],
+            [*before, sys.executable, "-m", "tests.wire.hostile", *where],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 

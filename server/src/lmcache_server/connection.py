@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmcache_core.spi.errors import BackendError, Closed, ConfigError
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, DecodeError, Notice, Reply, decode_request, frame
-from lmcache_core.wire.link import peer
+from lmcache_core.wire.link import peer, tune
 from lmcache_core.wire.tls import accept
 from lmcache_server.greeting import greet
 from lmcache_server.session import Session
@@ -79,7 +79,7 @@ class Connection:
                 return
         else:
             self.peer = sock.getpeername()[0]
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(sock)
             if daemon.tls is not None:
                 self.socket = accept(daemon.tls, sock)
                 self._pending = self.socket.pending
