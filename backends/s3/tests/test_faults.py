@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
+import urllib.request
 
 import pytest
 
@@ -15,6 +17,9 @@ from lmcache_core.spi import (
     StoreStatus,
     Unavailable,
 )
+from lmcache_core.testing.contexts import test_context as real_context
+from lmcache_core.testing.services import free_port
+from lmcache_core.wrappers import Retry, RetryOptions
 
 MIB = 1 << 20
 
@@ -109,23 +114,53 @@ def test_hanging_server_holds_nobody(serve, tier, drive):
     drive(main())
 
 
+FULL = "full: the server said 500 InternalError"
+
+
 @pytest.mark.slow
-def test_full_server_takes_nothing_more_and_serves_loads(serve, tier, drive):
-    server = serve("-master.volumeSizeLimitMB=8", "-volume.max=2")
+def test_full_server_refuses_serves_loads_and_is_used_again_when_it_has_room(
+    serve, tier, drive, eventually, between_it
+):
+    port = free_port()
+    server = serve("-master.volumeSizeLimitMB=8", "-volume.max=2", f"-master.port={port}")
+
+    def collect():
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/vol/vacuum?garbageThreshold=0.01").close()
+
+    asked = []
+    endpoint = between_it(server, lambda request: asked.append(request.command))
 
     async def main():
-        async with tier(server.config()) as rig:
+        async with tier(server.config(), endpoint=endpoint) as rig:
+            rig.backend = Retry(RetryOptions(), real_context(), rig.backend)  # as in a chain
+            numbers = itertools.count()
             kept = []
-            for number in range(40):
+            for number in numbers:
                 stored = await rig.put(number, MIB)
                 if stored.status is not StoreStatus.STORED:
                     break
                 kept.append(number)
-            assert stored.status is StoreStatus.FAILED, (
-                "if this is a refusal now, say so in the README"
-            )
+                assert len(kept) < 40
+            assert (stored.status, stored.reason[: len(FULL)]) == (StoreStatus.REFUSED, FULL)
+            assert "\n" not in stored.reason
             assert await rig.has(*kept, nbytes=MIB)
             assert await rig.backend.lookup([rig.key(len(kept))]) == [None]
+            del asked[:]
+            for _ in range(50):
+                assert (await rig.put(next(numbers))).status is StoreStatus.REFUSED
+            assert len(asked) < 5, "what a full server will not keep is sent to it"
+            async with tier(server.config()) as late:
+                assert await late.has(*kept, nbytes=MIB)
+            for number in kept[4:]:
+                assert await rig.backend.delete([rig.key(number)]) == 1
+
+            await asyncio.to_thread(collect)  # as it does by itself after a while
+
+            async def room():
+                return (await rig.put(next(numbers), MIB)).status is StoreStatus.STORED
+
+            await eventually(room)
+            assert await rig.has(*kept[:4], nbytes=MIB)
 
     drive(main())
 

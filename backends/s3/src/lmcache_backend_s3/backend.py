@@ -12,8 +12,8 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from lmcache_backend_s3 import opening
-from lmcache_backend_s3.bucket import FORBIDDEN, FULL, Bucket, Refused
-from lmcache_backend_s3.capacity import Capacity
+from lmcache_backend_s3.bucket import FORBIDDEN, TOO_LONG, Bucket, Refused
+from lmcache_backend_s3.capacity import Capacity, Room
 from lmcache_backend_s3.config import ObjectConfig
 from lmcache_backend_s3.parts import Piece, Upload, cut, joined, section
 from lmcache_backend_s3.transport import Call, Transport
@@ -41,6 +41,7 @@ from lmcache_core.spi import (
 
 VALUE_MOST = 5 << 30
 """Longest object that one request can write."""
+TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 DROP_S = 1.0
 SHARD = 3
 """Hexadecimal digits in front of a name."""
@@ -64,6 +65,7 @@ class ObjectBackend(BlockingBackend):
         self._opened: Bucket | None = None
         self._abilities = opening.Abilities(only_new=False)
         self._capacity: Capacity | None = None
+        self._room = Room(context.clock.now)
         self._counting = Call()
         self._current: ContextVar[Call] = ContextVar("call")
         self._calls: set[Call] = set()
@@ -287,10 +289,9 @@ class ObjectBackend(BlockingBackend):
                 return PRESENT
             kept = self.bucket.put(name, store.parts, store.call, only_new=only_new)
         except BackendError as error:
-            return not_stored(error)
+            return self._not_stored(error)
         finally:
-            if not kept:
-                self._give(store)
+            self._charged(store, kept)
         return STORED if kept else PRESENT
 
     async def _store_short(self, uploads: Sequence[Upload], done: StoreDone, /) -> None:
@@ -327,10 +328,10 @@ class ObjectBackend(BlockingBackend):
             joining = partial(bucket.join_parts, only_new=only_new)
             kept = await self.call("store", joining, name, upload, etags, call)
         except BackendError as error:
-            return not_stored(error)
+            return self._not_stored(error)
         finally:
+            self._charged(store, kept)
             if not kept:
-                self._give(store)
                 await self._drop_parts(name, upload)
         return STORED if kept else PRESENT
 
@@ -344,13 +345,26 @@ class ObjectBackend(BlockingBackend):
         """Charge a value, or say why it is not taken."""
         if self._abilities.read_only:
             return Stored.refused(f"read-only: {self._abilities.read_only}")
+        if why := self._room.refusal():
+            return Stored.refused(why)
         if self._capacity is not None and (why := self._capacity.take(store.nbytes)):
             return Stored.refused(why)
         return None
 
-    def _give(self, store: Store) -> None:
-        if self._capacity is not None:
+    def _charged(self, store: Store, kept: bool) -> None:
+        if kept:
+            self._room.kept()
+        elif self._capacity is not None:
             self._capacity.give(store.nbytes)
+
+    def _not_stored(self, error: BackendError, /) -> Stored:
+        """The result of a store that the server declined, or did not answer."""
+        if isinstance(error, Refused):
+            if why := self._room.declined(error):
+                return Stored.refused(why)
+            if error.code in FORBIDDEN | TOO_LONG or error.status == TOO_LARGE:
+                return Stored.refused(str(error))
+        return Stored.failed(error.with_traceback(None))
 
     def _count(self, call: Call) -> tuple[int, int]:
         """Bytes under the prefix, and how many of its objects are values."""
@@ -364,13 +378,3 @@ class ObjectBackend(BlockingBackend):
             values += sum(self.key(entry.name) is not None for entry in entries)
             if after is None:
                 return nbytes, values
-
-
-def not_stored(error: BackendError, /) -> Stored:
-    """The result of a store that the server declined, or did not answer."""
-    if isinstance(error, Refused) and (
-        error.code in FULL | FORBIDDEN
-        or error.status in (HTTPStatus.INSUFFICIENT_STORAGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    ):
-        return Stored.refused(str(error))
-    return Stored.failed(error.with_traceback(None))

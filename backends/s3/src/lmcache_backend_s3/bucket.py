@@ -13,13 +13,8 @@ from lmcache_backend_s3.sign import Signer
 from lmcache_backend_s3.transport import DRAIN, Call, Transport, read_into
 from lmcache_core.spi import BackendError, Found, Unavailable
 
-FULL = {
-    "QuotaExceeded",
-    "InsufficientStorage",
-    "XMinioStorageFull",
-    "EntityTooLarge",
-    "NotEntitled",
-}
+FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "NotEntitled"}
+TOO_LONG = {"EntityTooLarge", "MaxMessageLengthExceeded"}
 FORBIDDEN = {"AccessDenied", "AllAccessDisabled", "AuthorizationPermissionMismatch"}
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
 HOPELESS = {

@@ -1,14 +1,63 @@
-"""A limit on what the prefix of a bucket holds, kept by counting: the store itself has none."""
+"""What is not sent because it would not be kept: a limit of ours, and a server that has no room."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 
+from lmcache_backend_s3.bucket import FULL, Refused
 from lmcache_core.spi import BackendError, Context
 
 RECOUNT_S = 600.0
 """Others write and rules delete meanwhile; between two counts only the own stores are known."""
+PAUSE_S = 2.0
+"""Between two stores that try whether a full server has room again."""
+
+
+def lacks_room(refused: Refused, /) -> bool:
+    """Whether an answer to a put may mean that the server is full. SeaweedFS has no other word for it than 500."""
+    return refused.code in FULL or refused.status in (
+        HTTPStatus.INSUFFICIENT_STORAGE,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+
+
+class Room:
+    """Whether the server has any. While it has none, one store in ``PAUSE_S`` is sent; the others are refused here.
+
+    A server that says so is believed at once. A 500 may pass, so only the second without a success between counts.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._doubted = False
+        self._why = ""
+        self._until = 0.0
+
+    def refusal(self) -> str:
+        """Why a store is not sent now; empty where it is."""
+        with self._lock:
+            if self._why and self._now() >= self._until:
+                self._until = self._now() + PAUSE_S
+                return ""
+            return self._why
+
+    def kept(self) -> None:
+        """Note a store that ended well."""
+        self._doubted, self._why = False, ""
+
+    def declined(self, refused: Refused, /) -> str:
+        """Note one that did not; the reason, where that was want of room."""
+        if not lacks_room(refused):
+            return ""
+        with self._lock:
+            if not self._doubted and refused.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._doubted = True
+                return ""
+            self._why, self._until = f"full: {refused}", self._now() + PAUSE_S
+            return self._why
 
 
 class Capacity:

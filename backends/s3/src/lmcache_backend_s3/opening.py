@@ -8,6 +8,7 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 from lmcache_backend_s3.bucket import FORBIDDEN, HOPELESS, Bucket, Refused
+from lmcache_backend_s3.capacity import lacks_room
 from lmcache_backend_s3.config import Conditional, ObjectConfig
 from lmcache_backend_s3.transport import Call, Transport
 from lmcache_core.spi import ConfigError, Context, Unavailable
@@ -88,14 +89,18 @@ def _try(bucket: Bucket, config: ObjectConfig, context: Context, call: Call) -> 
         if not bucket.put(name, [view], call, only_new=ask):
             raise Unavailable(f"the server says that {name}, a name drawn by lot, is taken")
     except Refused as error:
-        if error.code not in FORBIDDEN:
+        if error.code in FORBIDDEN:
+            return Abilities(only_new=False, read_only=str(error))
+        if not lacks_room(error):
             raise
-        return Abilities(only_new=False, read_only=str(error))
+        # What is there can be loaded nevertheless. An object without bytes needs no room.
+        context.log.warning("tier %s takes no values now: %s", context.tier, error)
+        bucket.put(name, [], call, only_new=ask)
+        return Abilities(_only_new(bucket, name, ask, call))
     times.append(now())
     bucket.get(name, call, lambda total, etag: [into], offset=1, length=into.nbytes)
     times.append(now())
-    only_new = ask and not bucket.put(name, [view], call, only_new=True)
-    bucket.delete(name, call)
+    only_new = _only_new(bucket, name, ask, call)
     if into != view[1:]:
         raise Unavailable("the server does not give back what it was given")
     trip, up, down = (max(1e-9, end - begin) for begin, end in pairwise(times))
@@ -104,3 +109,10 @@ def _try(bucket: Bucket, config: ObjectConfig, context: Context, call: Call) -> 
         context.tier, config.url, trip * 1e3, PROBE_NBYTES / up / 1e6, PROBE_NBYTES / down / 1e6,
     )  # fmt: skip
     return Abilities(only_new)
+
+
+def _only_new(bucket: Bucket, name: str, ask: bool, call: Call) -> bool:
+    """Whether the server refuses a name that is taken; removes it."""
+    refuses = ask and not bucket.put(name, [], call, only_new=True)
+    bucket.delete(name, call)
+    return refuses
