@@ -14,6 +14,8 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 ENDPOINT = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^/@:\[\]\s]+)(:\d{1,5})?/?")
 AWS_HOST = re.compile(r"([a-z0-9][a-z0-9.-]*?)\.(s3(?:express-[a-z0-9-]+)?[.-].*amazonaws\.com.*)")
 EXPRESS = re.compile(r".+--([a-z0-9-]+)--x-s3")
+PROXY = re.compile(r"http://(\[[0-9a-fA-F:]+\]|[^/@:\[\]\s]+):\d{1,5}/?")
+FROM_ENVIRONMENT, NO_PROXY = "environment", "off"
 PART_LEAST = 5 << 20
 """Shortest part but the last that S3 takes."""
 
@@ -46,6 +48,9 @@ class ObjectConfig:
         url: ``SCHEME://BUCKET[/PREFIX]``; what is under the prefix belongs to this cache.
         endpoint: ``http[s]://HOST[:PORT]`` of a server that is not the provider's own.
         ca_file: certificates to trust instead of the system's.
+        proxy: ``http://HOST:PORT`` of an HTTP proxy; ``environment``: as ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY``
+            say; ``off``: none.
+        proxy_auth: ``USER:PASSWORD`` for the proxy.
         timeout: longest wait for one step of a request without progress.
         connect_timeout: longest wait for a connection.
         threads: most requests at once.
@@ -60,6 +65,8 @@ class ObjectConfig:
     url: str
     endpoint: str = ""
     ca_file: str = ""
+    proxy: str = FROM_ENVIRONMENT
+    proxy_auth: Secret = Secret("")
     timeout: Duration = Duration(5.0)
     connect_timeout: Duration = Duration(2.0)
     threads: int = 32
@@ -81,6 +88,11 @@ class ObjectConfig:
         if self.endpoint and not ENDPOINT.fullmatch(self.endpoint):
             raise ValueError(
                 f"endpoint is {self.endpoint!r}; write http://HOST:PORT or https://HOST"
+            )
+        if self.proxy not in (FROM_ENVIRONMENT, NO_PROXY) and not PROXY.fullmatch(self.proxy):
+            raise ValueError(
+                "proxy is neither http://HOST:PORT (name and password go into proxy_auth), "
+                f"nor {FROM_ENVIRONMENT}, nor {NO_PROXY}"
             )
         if self.part_size < PART_LEAST:
             raise ValueError(f"part_size is {self.part_size}; the least is {PART_LEAST}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from lmcache_backend_s3 import proxy
 from lmcache_backend_s3.bucket import FORBIDDEN, HOPELESS, Bucket, Refused
 from lmcache_backend_s3.capacity import lacks_room
 from lmcache_backend_s3.config import Conditional, ObjectConfig
@@ -28,7 +29,7 @@ def connect(config: ObjectConfig, endpoint: str, context: Context, /) -> Transpo
     """A transport to ``http[s]://HOST[:PORT]``; nothing is sent yet.
 
     Raises:
-        ConfigError: the certificates cannot be read.
+        ConfigError: the certificates cannot be read, or the environment names an impossible proxy.
     """
     place = urlsplit(endpoint)
     tls: ssl.SSLContext | None = None
@@ -45,6 +46,7 @@ def connect(config: ObjectConfig, endpoint: str, context: Context, /) -> Transpo
         connect_timeout=config.connect_timeout,
         idle=config.threads,
         now=context.clock.now,
+        proxy=proxy.find(config, place),
     )
 
 

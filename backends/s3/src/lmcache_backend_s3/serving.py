@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from lmcache_backend_s3.bucket import Bucket
-from lmcache_backend_s3.config import S3Config
+from lmcache_backend_s3.config import NO_PROXY, S3Config
 from lmcache_backend_s3.sign import V4, Keys
 from lmcache_backend_s3.transport import Call, Transport
 from lmcache_core.spi import BackendError, ByteSize, Secret, Unsupported
@@ -63,6 +63,7 @@ class SeaweedServer(Serving):
             "access_key": access,
             "secret_key": secret,
             "part_size": ByteSize(5 << 20),
+            "proxy": NO_PROXY,
             **options,
         }
         url = f"s3://{BUCKET}/{prefix}"

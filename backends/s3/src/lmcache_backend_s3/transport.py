@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from lmcache_backend_s3.proxy import Proxy
 from lmcache_core.spi import BackendError, Unavailable
 
 DRAIN = 1 << 16
@@ -66,6 +67,7 @@ class Transport:
         timeout: longest wait without progress.
         idle: most connections kept.
         now: monotonic clock.
+        proxy: what stands between; plain requests are handed to it, encrypted ones pass through it.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Transport:
         connect_timeout: float,
         idle: int,
         now: Callable[[], float],
+        proxy: Proxy | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -86,6 +89,8 @@ class Transport:
         self._connect_timeout = connect_timeout
         self._most_idle = idle
         self._now = now
+        self._proxy = proxy
+        self._handed = proxy if tls is None else None
         self._idle: list[tuple[socket.socket, float]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -95,6 +100,9 @@ class Transport:
         """What the Host header says."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self._tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
     def close(self) -> None:
         with self._lock:
@@ -148,7 +156,11 @@ class Transport:
                 if kept:
                     call.attach(sock)
                 self._send(sock, method, target, headers, parts)
-                return sock, _answer(sock, method)
+                response = _answer(sock, method)
+                if response.status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+                    response.close()
+                    self._refused(response)
+                return sock, response
             except (OSError, http.client.HTTPException, ValueError) as error:
                 call.detach(sock)
                 sock.close()
@@ -166,6 +178,11 @@ class Transport:
         headers: Mapping[str, str],
         parts: Sequence[memoryview],
     ) -> None:
+        if self._handed is not None:
+            target, headers = (
+                f"http://{self.authority}{target}",
+                {**headers, **self._handed.headers},
+            )
         lines = [f"{method} {target} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
         if any(character in line for line in lines for character in "\r\n"):
             raise ValueError("a header has a line break in it")
@@ -190,10 +207,11 @@ class Transport:
     def _connect(self, call: Call) -> socket.socket:
         call.check()
         problem: OSError | None = None
+        first = self._proxy or self
         try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(first.host, first.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise Unavailable(f"cannot find {self.host}: {error}") from error
+            raise Unavailable(f"cannot find {first}: {error}") from error
         for family, kind, protocol, _, address in found:
             sock = socket.socket(family, kind, protocol)
             try:
@@ -202,6 +220,8 @@ class Transport:
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
+                    if self._proxy is not None:
+                        self._pass(sock, self._proxy)
                     sock = self._secured(call, self._tls, sock)
                 sock.settimeout(self._timeout)
                 return sock
@@ -212,7 +232,30 @@ class Transport:
                     raise
                 problem = error
         call.check()
-        raise Unavailable(f"cannot connect to {self.host}:{self.port}: {problem}")
+        raise Unavailable(f"cannot connect to {first}: {problem}")
+
+    def _pass(self, sock: socket.socket, proxy: Proxy) -> None:
+        """Let the proxy connect to the server."""
+        place = f"{self.authority.removesuffix(f':{self.port}')}:{self.port}"
+        lines = [f"CONNECT {place} HTTP/1.1", f"host: {place}"]
+        lines += [f"{name}: {text}" for name, text in proxy.headers.items()]
+        sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        try:
+            response = _answer(sock, "CONNECT")
+        except (http.client.HTTPException, ValueError) as error:
+            raise Unavailable(f"{proxy} does not speak HTTP: {error!r}", retryable=False) from error
+        response.close()
+        if response.status != http.HTTPStatus.OK:
+            self._refused(response)
+
+    def _refused(self, response: http.client.HTTPResponse) -> NoReturn:
+        """Say that the proxy does not let requests pass."""
+        wants = response.status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
+        raise Unavailable(
+            f"{self._proxy} lets nobody through to {self}: {response.status} {response.reason}"
+            + ("; set proxy_auth" if wants else ""),
+            retryable=response.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR,
+        )
 
     def _secured(self, call: Call, tls: ssl.SSLContext, plain: socket.socket) -> ssl.SSLSocket:
         call.detach(plain)
@@ -250,7 +293,7 @@ class Transport:
     def _failed(self, call: Call, error: Exception) -> NoReturn:
         call.check()
         text = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
-        raise Unavailable(f"{self.host}:{self.port}: {text}") from error
+        raise Unavailable(f"{self}: {text}") from error
 
 
 def _answer(sock: socket.socket, method: str) -> http.client.HTTPResponse:
