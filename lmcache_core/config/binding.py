@@ -261,6 +261,8 @@ def _leaf(wanted: Any, item: Item) -> Any:
     if isinstance(wanted, type) and issubclass(wanted, (str, PurePath, Secret)):
         if not isinstance(item.value, str):
             raise ValueError(f"expected text, got {_kind_of(item.value)}; write it in quotes")
+        if "\0" in item.value:
+            raise ValueError("holds a NUL character")
         return wanted(item.value)
     value = reread(item).plain()
     if choices := _choices(wanted):

@@ -106,10 +106,9 @@ def expand(short: Mapping[str, Item], memory: str, notes: list[str], /) -> list[
     tiers: list[tuple[str, Tree, str]] = []
     use = short.get("local_cpu")
     if use is None or _value(bool, use, "local_cpu"):
-        size = short.get("max_local_cpu_size")
-        options = {
-            "size": _gib(size, "max_local_cpu_size") if size else Item(DEFAULT_SIZE, "default")
-        }
+        options = {"size": Item(DEFAULT_SIZE, "default")}
+        if (size := short.get("max_local_cpu_size")) is not None:
+            options["size"] = _gib(size, "max_local_cpu_size")
         if (huge := short.get("local_cpu_use_hugepages")) is not None:
             options["huge_pages"] = huge
         tiers.append((memory, options, use.origin if use else "default"))

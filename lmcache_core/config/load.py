@@ -7,8 +7,10 @@ A list of tiers replaces the list of an earlier source; ``tiers.NAME.KEY`` chang
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -91,7 +93,12 @@ def load(
         PluginError: a named plugin cannot be used.
     """
     notes: list[str] = []
-    tree, tiers, changes = _gather(_sources(path, env, engine or {}, flags or {}, notes), notes)
+    own = {
+        name.removeprefix("lmcache."): value
+        for name, value in (engine or {}).items()
+        if name.startswith("lmcache.")
+    }
+    tree, tiers, changes = _gather(_sources(path, env, own, flags or {}, notes), notes)
     binder = Binder()
     plugins = binder.bind(PluginsConfig, tree.pop("plugins", NONE), "plugins")
     binder.registry = registry or Registry(environment=env, **asdict(plugins))
@@ -101,11 +108,6 @@ def load(
     found = _tier_items(tiers, short, changes, binder.registry, notes)
     given = {"engine": bound, "plugins": plugins, "tiers": _tiers(binder, found, bound.exact)}
     config = binder.bind(Config, sections, "", given=given)
-    own = {
-        name.removeprefix("lmcache."): value
-        for name, value in (engine or {}).items()
-        if name.startswith("lmcache.")
-    }
     return Effective(
         config, tuple(binder.settings), tuple(notes), binder.registry,
         path=None if path is None else os.path.abspath(path), given={**own, **(flags or {})},
@@ -154,16 +156,17 @@ def _sources(
         key = name.removeprefix(PREFIX).lower()
         if name.startswith(PREFIX) and not _not_a_setting(key, env[name]):
             yield nest(key.replace("__", "."), Item(env[name], f"environment {name}", text=True))
-    for name in sorted(engine):
-        if name.startswith("lmcache."):
-            item = items(engine[name], f"engine {name}", text=True)
-            yield nest(name.removeprefix("lmcache."), item)
-    for name in sorted(flags):
-        yield nest(name, items(flags[name], f"flag {name}", text=True))
+    for source, written in (("engine lmcache.", engine), ("flag ", flags)):
+        for name in sorted(written):
+            yield nest(name, items(written[name], f"{source}{name}", text=True))
 
 
 def _file(name: str, why: str, env: Mapping[str, str], notes: list[str]) -> Tree:
     try:
+        if not stat.S_ISREG(
+            os.stat(name).st_mode
+        ):  # it is read again later, and must not block now
+            raise OSError(errno.EINVAL, "it is no regular file")
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or "it is not UTF-8 text"

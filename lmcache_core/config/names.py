@@ -121,14 +121,12 @@ NAMES: tuple[Name, ...] = (
 
 BY_KEY = {row.key: row for row in NAMES}
 
-EXTRA_NOTHING = {
-    **dict.fromkeys(
-        ("save_chunk_meta", "use_exists_sync", "remote_enable_mla_worker_id_as0", "save_only_first_rank",
-         "force_store_wait", "lookup_backoff_time", "kv_msg_batch_size", "kv_msg_batch_timeout", "enable_sparse",
-         "first_rank_max_local_cpu_size", "disk_io_threads", "use_odirect", "use_direct_io"),
-        "it is settled without a switch",
-    ),
-}  # fmt: skip
+EXTRA_NOTHING = dict.fromkeys(
+    ("save_chunk_meta", "use_exists_sync", "remote_enable_mla_worker_id_as0", "save_only_first_rank",
+     "force_store_wait", "lookup_backoff_time", "kv_msg_batch_size", "kv_msg_batch_timeout", "enable_sparse",
+     "first_rank_max_local_cpu_size", "disk_io_threads", "use_odirect", "use_direct_io"),
+    "it is settled without a switch",
+)  # fmt: skip
 """Keys of ``extra_config`` that are accepted without effect, with the reason."""
 
 SCHEMES: dict[str, tuple[str, str]] = {

@@ -7,6 +7,7 @@
 
 import string
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Literal, Self
@@ -26,15 +27,9 @@ class Share(float):
         Raises:
             ValueError: neither, or outside 0 to 1.
         """
-        value = -1.0
-        if isinstance(written, (int, float)) and not isinstance(written, bool):
-            value = float(written)
-        elif isinstance(written, str):
-            text = written.strip()
-            try:
-                value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-            except ValueError:
-                value = -1.0
+        value, text = -1.0, str(written).strip()
+        with suppress(ValueError):
+            value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         if not 0 <= value <= 1:
             raise ValueError(f"not a share: {written!r} (examples: 25%, 0.25)")
         return cls(value)
@@ -279,6 +274,8 @@ class DaemonConfig:
     def __post_init__(self) -> None:
         if sum(map(bool, (self.host, self.socket, self.private))) > 1:
             raise ValueError("host, socket and private are three ways to one daemon; keep one")
+        if not 0 < self.port < 1 << 16:
+            raise ValueError(f"port is 1 to 65535, not {self.port}")
 
     @property
     def address(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,13 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"LMCACHE_CONFIG_FILE names {tmp_path}/none.yaml: cannot be read: No such file or directory"
     )
-    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
-        load(tmp_path, env={})
+
+
+def test_what_is_no_regular_file_is_an_error_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yaml")
+    for name in (tmp_path, tmp_path / "fifo.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"^{name}: cannot be read: it is no regular file$"):
+            load(name, env={})
 
 
 def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
@@ -195,6 +201,10 @@ def test_the_default_tier_can_be_changed_too() -> None:
             "flag manager.dirty_cap: manager.dirty_cap: not a share: '2' (examples: 25%, 0.25)",
         ),
         (
+            {"env": {"LMCACHE_DAEMON__PORT": "99999"}},
+            "environment LMCACHE_DAEMON__PORT: daemon: port is 1 to 65535, not 99999",
+        ),
+        (
             {"flags": {"chunk_size": "0"}},
             "flag chunk_size: chunk_size must be at least 1, not 0",
         ),
@@ -209,6 +219,10 @@ def test_the_default_tier_can_be_changed_too() -> None:
         (
             {"flags": {"wholly_different": "1"}},
             "flag wholly_different: wholly_different: unknown key; valid: chunk_size,",
+        ),
+        (
+            {"flags": {"quality_report": "a\0b"}},
+            "flag quality_report: quality_report: holds a NUL character",
         ),
     ],
 )
