@@ -88,6 +88,25 @@ def test_tables_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     assert found["tiers"][1]["disk"]["serde"] == [tables, "zstd"]
 
 
+def test_missing_tables_are_made_from_little_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lmcache_serde_cachegen")
+    asked: list[list[str]] = []
+
+    def run(module: list[str], **options: object) -> str:
+        asked.append(module)
+        return ""
+
+    monkeypatch.setattr("lmcache_engine_transformers.demo.settings.run_module", run)
+    heard: list[str] = []
+    found = calibrated(settings_for("disk", "klt", 16, tmp_path), Path("m"), tmp_path, heard.append)
+    assert heard == ["calibrating, once"]
+    assert asked[0][:5] == ["lmcache_core", "calibrate", "m", "--out", str(tmp_path / "m.tables")]
+    assert asked[0][asked[0].index("--texts") + 1] == "3"
+    assert found["tiers"][1]["disk"]["serde"] == [{"klt": {"tables": str(tmp_path / "m.tables")}}]
+
+
 def test_what_a_module_says_is_told_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
