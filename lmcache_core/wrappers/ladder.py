@@ -40,8 +40,8 @@ from lmcache_core.wrappers.offload import Offload
 from lmcache_core.wrappers.serde import Encoded
 
 WIRE_ID = "ladder"
-LANES = 4
-"""Groups of values fetched or decoded at once."""
+LANES, FLYING = 8, 4
+"""Groups of values fetched or decoded at once, and of them fetched: a link that is fast now is used while it is."""
 GROUP_NBYTES = 1 << 20
 """A group is decided on and fetched together."""
 INDEXES = 4096
@@ -199,6 +199,7 @@ class _Course:
         self._until = until if deadline is None else min(until, deadline)
         self._waiting: deque[tuple[int, Rungs]] = deque()
         self._flying = 0
+        self._places = asyncio.Semaphore(FLYING)
 
     async def run(self) -> None:
         keys = [load.key for load in self._batch]
@@ -215,32 +216,34 @@ class _Course:
 
     async def _lane(self, offload: Offload) -> None:
         """Fetch and decode group by group; so a slow decoder holds up the fetching."""
-        while self._waiting:
-            level, group = self._next()
-            buffers = [self._ladder.coder.spare.take(nbytes) for _, (_, nbytes) in group]
-            rooms = [
-                memoryview(buffer)[:nbytes]
-                for buffer, (_, (_, nbytes)) in zip(buffers, group, strict=True)
-            ]
-            good = await self._fetch(group, rooms)
+        plain, spare = not self._ladder.coders[0].serdes, self._ladder.coder.spare
+        while True:
+            async with self._places:
+                if not self._waiting:
+                    return
+                level, group = self._next()
+                buffers, rooms = list[bytearray](), list[memoryview]()
+                for at, (_, nbytes) in group:
+                    into = self._batch[at].into
+                    if plain and level == 0 and len(into) == 1 and nbytes <= into[0].nbytes:
+                        rooms.append(into[0][:nbytes])  # comes where it belongs
+                    else:
+                        buffers.append(spare.take(nbytes))
+                        rooms.append(memoryview(buffers[-1])[:nbytes])
+                good = await self._fetch(group, rooms)
             ended = asyncio.get_running_loop().create_future()
-
-            def tell(made: list[tuple[int, Loaded]], ended: asyncio.Future[None] = ended) -> None:
-                for at, result in made:
-                    self._finish(at, result)
-                if not ended.done():
-                    ended.set_result(None)
-
             offload.begin(
                 sum(room.nbytes for _, room in good),
                 partial(self._decode, level, good),
-                tell,
-                lambda error, good=good, tell=tell: tell(  # type: ignore[misc]
+                ended.set_result,
+                lambda error, good=good, ended=ended: ended.set_result(  # type: ignore[misc]
                     [(at, Loaded.failed(error)) for at, _ in good]
                 ),
             )
-            await ended
-            self._ladder.coder.spare.give(*buffers)
+            # It may still be told when we are gone.
+            for at, result in await asyncio.shield(ended):
+                self._finish(at, result)
+            spare.give(*buffers)
 
     def _next(self) -> tuple[int, list[tuple[int, tuple[int, int]]]]:
         """The level for what departs now, and the place of each value of it."""

@@ -25,7 +25,7 @@ CEILINGS = {
     "storage": 2915,
     "testing": 3846,
     "wire": 1850,
-    "wrappers": 1530,
+    "wrappers": 1534,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
 GENERATED = ("_catalogue.py",)

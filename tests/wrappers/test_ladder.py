@@ -27,6 +27,7 @@ from lmcache_core.testing.fakes import Flaky, Paced, Recording
 from lmcache_core.testing.simulation import run_simulated
 from lmcache_core.testing.worlds import key_of, make_memory, plain_frame
 from lmcache_core.wrappers import Chain, Check, CheckOptions, Encoded, Ladder, LadderOptions
+from lmcache_core.wrappers.ladder import FLYING
 from lmcache_core.wrappers.link import Link
 from tests.wrappers.serdes import High, Sealing, Squeeze
 
@@ -156,6 +157,57 @@ def test_damage_in_one_form_leaves_the_others_good():
         world.ladder.target = 1e6
         results, _ = await world.load(KEYS[:1])
         assert isinstance(results[0].error, Corrupt)
+
+    run_simulated(main())
+
+
+def test_a_value_as_it_is_comes_where_it_belongs():
+    async def main():
+        world = World(1e9, target=60.0)
+        await world.store(KEYS[:2])
+        earlier = Encoded(LEVELS[1], world.context, world.memory)
+        await earlier.open()
+        await earlier.store([Store(KEYS[2], (memoryview(bell_frame(KEYS[2])),))])
+        await world.load(KEYS[:1])
+        spare, taken = world.ladder.coder.spare.take, []
+        world.ladder.coder.spare.take = lambda nbytes: taken.append(nbytes) or spare(nbytes)
+        results, rooms = await world.load(KEYS[1:2])
+        assert (results[0].error, bytes(rooms[0])) == (None, bell_frame(KEYS[1]))
+        assert taken == []
+        results, rooms = await world.load(
+            KEYS[2:3]
+        )  # another configuration's: encoded all the same
+        assert (results[0].error, results[0].nbytes) == (None, PLAIN)
+        assert frame.open_header(rooms[0], KEYS[2]).chain == ()
+
+    run_simulated(main())
+
+
+def test_few_values_travel_while_more_are_decoded(monkeypatch):
+    monkeypatch.setattr("lmcache_core.wrappers.ladder.GROUP_NBYTES", 1)
+
+    class Counting(Wrapper):
+        flying = most = 0
+
+        async def load(self, batch, /, **options):
+            self.flying += 1
+            self.most = max(self.most, self.flying)
+            results = await self.inner.load(batch, **options)
+            self.flying -= 1
+            return results
+
+    async def main():
+        world = World(1e6)
+        await world.store()
+        world.ladder.inner = counting = Counting(None, world.context, world.link)
+        await counting.open()
+        began, decoded = [], world.ladder.coder.decode
+        world.ladder.coder.decode = lambda load, stored: (
+            began.append(load.key) or decoded(load, stored)
+        )
+        results, _ = await world.load()
+        assert {each.status.value for each in results} == {"filled"}
+        assert (len(began), counting.most) == (len(KEYS), FLYING)
 
     run_simulated(main())
 
