@@ -9,9 +9,10 @@ the shape of a model with 32 layers of 8 heads of 128 (Llama 3.1 8B: 128 KiB per
 what computing costs is *given* (``--prefill``, tokens per second): such a model does not run here.
 
 Every way has one request before the measured ones, from which the link and the decoders are known; ``first`` is
-that request of the ladder, before anything was measured. The best in hindsight is the quickest of the ways that
-cannot change their mind. Links that change: at the given time of each request. Exit status 1: more than 1.1
-times the best.
+that request of the ladder, before anything was measured. Then all ways take turns. ``tail`` is what the ladder still
+had to do when its last byte had come. The best in hindsight is the
+quickest of the ways that cannot change their mind. Links that change: at the given time of each request; what came
+at which level: over all requests. Exit status 1: more than 1.1 times the best.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Way:
     """One way of keeping a prompt, open and filled.
 
     Attributes:
-        stored: bytes in the far tier.
+        tails: of each request, seconds between its last byte's passing the link and the end of loading.
     """
 
     def __init__(self, chunks: int, chunk: int, far: dict[str, Any], *, gate: bool) -> None:
@@ -80,11 +81,16 @@ class Way:
         self.keys = [
             Key(bytes(32), hashlib.sha256(b"%d" % number).digest()) for number in range(chunks)
         ]
-        size = ByteSize(8 * chunks * self.spec.nbytes)
+        whole = chunks * (self.spec.nbytes + frame.header_nbytes(LAYERS))
         tiers = (
-            TierConfig(plugin="cpu", name="cpu", size=size),
+            TierConfig(plugin="cpu", name="cpu", size=ByteSize(2 * whole)),
             TierConfig(
-                plugin=MEMORY, name="far", size=size, deadline=Duration(60.0), promote=False, **far
+                plugin=MEMORY,
+                name="far",
+                size=ByteSize(4 * whole),
+                deadline=Duration(60.0),
+                promote=False,
+                **far,
             ),
         )
         config = Config(tiers=tiers)
@@ -93,6 +99,7 @@ class Way:
 
             config = replace(config, manager=replace(config.manager, cost_gate=False))
         self.chunk, self.metrics = chunk, Metrics()
+        self.tails: list[float] = []
         self.builder = Linked(config, Registry(allow_paths=True), self.metrics, default_context)
         self.manager: StorageManager
 
@@ -126,19 +133,19 @@ class Way:
         self.builder.link.rate = lambda time: gbit(time - begun) * 1e9 / 8
         loaded = await self.manager.load(self.keys, "me", tokens=self.chunk)
         took = clock.now() - begun
+        self.tails.append(max(0.0, clock.now() - max(begun, self.builder.link.free)))
         self.manager.release(loaded.leases)
         self.manager.pool.drop(self.keys)
         return took + computing * (len(self.keys) - len(loaded.leases))
 
-    def levels(self) -> dict[str, int]:
-        """Bytes before encoding that came at each level so far."""
-        found = {}
-        for name in ("ladder.1", "ladder.2", "ladder.3"):
-            total = self.metrics.snapshot().total(
-                "lmcache_tier_serde_raw_bytes_total", verb="load", chain=name
-            )
-            found[name] = int(total)
-        return found
+    def shares(self, requests: int) -> list[float]:
+        """Of all bytes of so many requests: what came at each level of ``MODES``."""
+        whole, counted = requests * len(self.keys) * self.spec.nbytes, self.metrics.snapshot()
+        return [
+            counted.total("lmcache_tier_serde_raw_bytes_total", verb="load", chain=f"ladder.{n}")
+            / whole
+            for n in range(1, 1 + len(MODES))
+        ]
 
 
 def noise(view: memoryview, seed: int) -> None:
@@ -163,41 +170,46 @@ async def measure(
     schedules: Sequence[tuple[str, Schedule]], rates: Sequence[float], tokens: int, chunk: int,
     laps: int,
 ) -> int:  # fmt: skip
-    """Print the table; how many rows are over the bar."""
+    """Print the table; how many rows are over the bar.
+
+    All ways take turns in each lap, so that a machine that is busier for a while is so for all of them.
+    """
     chunks, missed = tokens // chunk, 0
-    fixed: dict[str, list[float]] = {name: [] for name, _ in schedules}
-    ways = [("raw", {}), *((mode, {"serde": ladder()["ladder"][n]}) for n, mode in enumerate(MODES, 1))]  # fmt: skip
-    for _, far in ways:
-        way = Way(chunks, chunk, far, gate=False)
+    plain = [("raw", {}), *((mode, {"serde": ladder()["ladder"][n]}) for n, mode in enumerate(MODES, 1))]  # fmt: skip
+    fixed = [Way(chunks, chunk, far, gate=False) for _, far in plain]
+    for way in fixed:
         await way.fill()
-        for name, gbit in schedules:
-            first, *spent = [await way.ask(gbit, 0.0) for _ in range(1 + laps)]
-            fixed[name].append(statistics.median(spent))
-        await way.manager.aclose()
-    head = [*(name for name, _ in ways), "computing", "ladder", "first", "of best", "came as"]
+    head = [
+        *(name for name, _ in plain),
+        "computing",
+        "ladder",
+        "tail",
+        "first",
+        "of best",
+        "came as",
+    ]
     print(f"{'link':>18} {'prefill':>8}", *(f"{each:>9}" for each in head))
     for name, gbit in schedules:
-        for rate in rates:
-            way = Way(chunks, chunk, ladder(), gate=True)
+        ladders = [Way(chunks, chunk, ladder(), gate=True) for _ in rates]
+        for way, rate in zip(ladders, rates, strict=True):
             await way.fill()
             way.manager.report_prefill(tokens, tokens / rate)
-            first = await way.ask(gbit, chunk / rate)
-            before = way.levels()
-            spent = [await way.ask(gbit, chunk / rate) for _ in range(laps)]
-            ours, all_ways = statistics.median(spent), [*fixed[name], tokens / rate]
-            ratio = ours / min(all_ways)
+        ways = [*((way, 0.0) for way in fixed), *zip(ladders, (chunk / r for r in rates), strict=True)]  # fmt: skip
+        first, *spent = [[await way.ask(gbit, cost) for way, cost in ways] for _ in range(1 + laps)]
+        medians = [statistics.median(times) for times in zip(*spent, strict=True)]
+        for at, (way, rate) in enumerate(zip(ladders, rates, strict=True), len(fixed)):
+            all_ways = [*medians[: len(fixed)], tokens / rate]
+            ratio = medians[at] / min(all_ways)
             missed += ratio > BAR
-            share = [
-                (count - before[level]) / laps / (chunks * way.spec.nbytes)
-                for level, count in way.levels().items()
-            ]
-            came = "/".join(f"{100 * part:.0f}" for part in share)
-            cells = [*all_ways, ours, first]
+            came = "/".join(f"{100 * part:.0f}" for part in way.shares(1 + laps))
+            cells = [*all_ways, medians[at], statistics.median(way.tails[1:]), first[at]]
             print(
                 f"{name:>18} {rate:8.0f}", *(f"{1e3 * each:7.0f}ms" for each in cells),
                 f"{ratio:9.2f}", f"{came:>9}", flush=True,
             )  # fmt: skip
             await way.manager.aclose()
+    for way in fixed:
+        await way.manager.aclose()
     return missed
 
 
@@ -208,11 +220,8 @@ async def targets(gbit: float, tokens: int, chunk: int, laps: int) -> None:
     for share in (0.3, 0.45, 0.6, 1.1):
         way = Way(tokens // chunk, chunk, ladder(share * raw), gate=False)
         await way.fill()
-        await way.ask(lambda time: gbit, 0.0)
-        before = way.levels()
-        spent = [await way.ask(lambda time: gbit, 0.0) for _ in range(laps)]
-        nbytes = laps * (tokens // chunk) * way.spec.nbytes
-        came = [100 * (n - before[level]) / nbytes for level, n in way.levels().items()]
+        spent = [await way.ask(lambda time: gbit, 0.0) for _ in range(1 + laps)][1:]
+        came = [100 * part for part in way.shares(1 + laps)]
         took = statistics.median(spent)
         print(
             f"{1e3 * share * raw:16.0f}ms {1e3 * took:7.0f}ms  "

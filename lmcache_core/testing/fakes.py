@@ -118,8 +118,11 @@ class Slow(_Fake):
 class Paced(_Fake):
     """A link of limited speed: values that calls load pass it one after the other.
 
+    What was asked for at once follows without a gap, however long the caller looks at what has come.
+
     Attributes:
         rate: bytes per second, given the clock's time.
+        free: clock time at which the last byte asked for has passed.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class Paced(_Fake):
     ) -> None:
         super().__init__(context, inner)
         self.rate = rate
-        self._free = 0.0
+        self.free = 0.0
 
     async def load(
         self,
@@ -137,22 +140,22 @@ class Paced(_Fake):
         done: LoadDone | None = None,
         deadline: float | None = None,
     ) -> Sequence[Loaded]:
-        results = list[Loaded]()
+        results, asked = list[Loaded](), self.context.clock.now()
         for at, item in enumerate(batch):
-            await self._pass(item.room if item.length is None else item.length)
+            await self._pass(item.room if item.length is None else item.length, asked)
             results += await self.inner.load([item], deadline=deadline)
             if done is not None:
                 done(at, results[at])
         return results
 
-    async def _pass(self, nbytes: int) -> None:
+    async def _pass(self, nbytes: int, asked: float) -> None:
         now = self.context.clock.now
-        due = max(self._free, now())
+        due = max(self.free, asked)
         while nbytes > 0:
             step = min(nbytes, PACE_NBYTES)
             due += step / self.rate(due)
             nbytes -= step
-        self._free = due
+        self.free = due
         await self.context.clock.sleep(max(0.0, due - now()))
 
 
