@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,17 +22,24 @@ R = TypeVar("R")
 
 
 class _Answers:
-    """Results of a batch whose threads do several items each and tell of every one as it ends.
+    """Results of a batch on their way from threads to the loop, which is woken once for all that came meanwhile.
 
     Attributes:
         results: by position.
         wanted: positions and items that remain once the others were screened out.
+        all: done when every item is settled.
     """
 
     def __init__(self, screen: Callable[[Any], Any], batch: Sequence[Any], done: Done, /) -> None:
         self.results: list[Any] = [None] * len(batch)
         self.wanted: list[tuple[int, Any]] = []
         self._done, self._loop = done, asyncio.get_running_loop()
+        self._arrived: deque[tuple[int, Any]] = deque()
+        self._woken = False
+        self.all: asyncio.Future[None] = self._loop.create_future()
+        self._open = len(batch)
+        if not batch:
+            self.all.set_result(None)
         for at, item in enumerate(batch):
             if (screened := screen(item)) is None:
                 self.wanted.append((at, item))
@@ -39,15 +49,29 @@ class _Answers:
     def settle(self, at: int, result: Any, /) -> None:
         """On the loop."""
         self.results[at] = result
+        self._open -= 1
+        if not self._open:
+            self.all.set_result(None)
         if self._done is not None:
             self._done(at, result)
 
     def tell(self, at: int, result: Any, /) -> None:
-        """From any thread."""
-        if self._done is None:
-            self.results[at] = result  # nobody waits for it: the loop sleeps until all are there
-        else:
-            self._loop.call_soon_threadsafe(self.settle, at, result)
+        """From any thread, once per item."""
+        self._arrived.append((at, result))
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """Settle what has arrived. On the loop."""
+        self._woken = False  # first: what arrives from here on wakes the loop again
+        try:
+            while self._arrived:
+                self.settle(*self._arrived.popleft())
+        finally:  # an error of `done` is the loop's to report and costs no other item its result
+            if self._arrived:
+                self._loop.call_soon(self.drain)
 
 
 class BlockingBackend(BackendAdapter):
@@ -121,6 +145,10 @@ class BlockingBackend(BackendAdapter):
             # No thread could be started. Others of this batch may run already, so this is not raised here.
             future = asyncio.get_running_loop().create_future()
             future.set_exception(Unavailable(f"no thread: {error}", operation=operation))
+        return self._runs(future)
+
+    def _runs(self, future: asyncio.Future[R]) -> asyncio.Future[R]:
+        """Not idle before this ends."""
         self._running.add(future)
         self._idle.clear()
         future.add_done_callback(self._ended)
@@ -145,32 +173,39 @@ class BlockingBackend(BackendAdapter):
         return future.result()
 
     async def _batch(self, operation: str, batch: Sequence[Any], done: Done, /) -> list[Any]:
-        abandoned = threading.Event()
-        screen = getattr(self, f"screen_{operation}")
+        answers, abandoned = self._answers(operation, batch, done), threading.Event()
         function = getattr(self, f"{operation}_blocking")
+        unexpected: list[BaseException] = []
 
         def run(item: Any) -> Any:
             # An item that no thread has begun when the caller leaves must not begin afterwards.
             if abandoned.is_set():
                 raise Unavailable("cancelled before it began", operation=operation)
-            return screen(item) or function(item)
+            return attempt(operation, function, item)
 
-        def outcome(future: asyncio.Future[Any]) -> Any:
+        def ended(at: int, future: Future[Any]) -> None:
             error = future.exception()
-            return failed(operation, error) if isinstance(error, BackendError) else future.result()
+            if error is not None and not isinstance(error, BackendError):
+                unexpected.append(error)
+                error = BackendError(repr(error), operation=operation)
+            answers.tell(at, future.result() if error is None else failed(operation, error))
 
-        def completed(index: int, future: asyncio.Future[Any]) -> None:
-            if done is not None:
-                done(index, outcome(future))
-
-        futures = [self._submit(operation, run, item) for item in batch]
-        for index, future in enumerate(futures):
-            future.add_done_callback(partial(completed, index))
-        await self._settle(futures, abandoned)
-        return [outcome(future) for future in futures]
+        for at, item in answers.wanted:
+            try:
+                future = self.context.executor.submit(run, item)
+            except RuntimeError as error:  # others run already, so this is not raised here
+                none = Unavailable(f"no thread: {error}", operation=operation)
+                answers.tell(at, failed(operation, none))
+            else:
+                # Not by `run`: what it borrowed is given back before anybody is told.
+                future.add_done_callback(partial(ended, at))
+        answers.wanted.clear()  # a thread's future leads here for a moment longer than the call lasts (B4)
+        await self._settle([self._runs(answers.all)], abandoned)
+        if unexpected:
+            raise unexpected[0]
+        return answers.results
 
     def _answers(self, operation: str, batch: Sequence[Any], done: Done, /) -> _Answers:
-        """For a ``_batch`` that does several items on one thread."""
         return _Answers(getattr(self, f"screen_{operation}"), batch, done)
 
     async def _settle(
