@@ -43,8 +43,11 @@ from lmcache_core.spi import (
     SegmentSpec,
 )
 from lmcache_core.storage.build import Builder, default_context
+from lmcache_core.storage.gate import Rate
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.testing.fakes import Paced
+from lmcache_core.wrappers.ladder import LANES
+from lmcache_core.wrappers.link import Link
 
 BAR = 1.1
 MODES = ("int8", "k8v4h", "kivi4")
@@ -100,6 +103,7 @@ class Way:
             config = replace(config, manager=replace(config.manager, cost_gate=False))
         self.chunk, self.metrics = chunk, Metrics()
         self.tails: list[float] = []
+        self.before = [0.0] * len(MODES)
         self.builder = Linked(config, Registry(allow_paths=True), self.metrics, default_context)
         self.manager: StorageManager
 
@@ -138,13 +142,26 @@ class Way:
         self.manager.pool.drop(self.keys)
         return took + computing * (len(self.keys) - len(loaded.leases))
 
-    def shares(self, requests: int) -> list[float]:
-        """Of all bytes of so many requests: what came at each level of ``MODES``."""
-        whole, counted = requests * len(self.keys) * self.spec.nbytes, self.metrics.snapshot()
+    def forget(self) -> None:
+        """Be as before the first request."""
+        tier = self.manager.tiers[0]
+        tier.gate.load, tier.codec.link = Rate(), Link(LANES)  # type: ignore[union-attr]
+        tier.codec._indexes.clear()  # type: ignore[union-attr]
+        self.before, self.tails = self.counts(), []
+
+    def counts(self) -> list[float]:
+        """Bytes before encoding that came at each level of ``MODES`` so far."""
+        counted = self.metrics.snapshot()
         return [
             counted.total("lmcache_tier_serde_raw_bytes_total", verb="load", chain=f"ladder.{n}")
-            / whole
             for n in range(1, 1 + len(MODES))
+        ]
+
+    def shares(self, requests: int) -> list[float]:
+        """Of all bytes of so many requests since ``forget``: what came at each level of ``MODES``."""
+        whole = requests * len(self.keys) * self.spec.nbytes
+        return [
+            (now - before) / whole for now, before in zip(self.counts(), self.before, strict=True)
         ]
 
 
@@ -159,11 +176,11 @@ def noise(view: memoryview, seed: int) -> None:
         view[at : at + len(part)] = part[: view.nbytes - at]
 
 
-def ladder(target: float = 0.0) -> dict[str, Any]:
+def ladder() -> dict[str, Any]:
     from lmcache_serde_quant import QuantOptions
 
     chains = [(PluginChoice(name="quant", options=QuantOptions(mode=mode)),) for mode in MODES]
-    return {"ladder": ((), *chains), "ladder_target": Duration(target)}
+    return {"ladder": ((), *chains), "ladder_target": Duration(0.0)}
 
 
 async def measure(
@@ -177,24 +194,18 @@ async def measure(
     chunks, missed = tokens // chunk, 0
     plain = [("raw", {}), *((mode, {"serde": ladder()["ladder"][n]}) for n, mode in enumerate(MODES, 1))]  # fmt: skip
     fixed = [Way(chunks, chunk, far, gate=False) for _, far in plain]
-    for way in fixed:
+    ladders = [Way(chunks, chunk, ladder(), gate=True) for _ in rates]
+    for way in (*fixed, *ladders):
         await way.fill()
-    head = [
-        *(name for name, _ in plain),
-        "computing",
-        "ladder",
-        "tail",
-        "first",
-        "of best",
-        "came as",
-    ]
+    for way, rate in zip(ladders, rates, strict=True):
+        way.manager.report_prefill(tokens, tokens / rate)
+    ways = [*((way, 0.0) for way in fixed), *zip(ladders, (chunk / r for r in rates), strict=True)]  # fmt: skip
+    head = [name for name, _ in plain]
+    head += ["computing", "ladder", "tail", "first", "of best", "came as"]
     print(f"{'link':>18} {'prefill':>8}", *(f"{each:>9}" for each in head))
     for name, gbit in schedules:
-        ladders = [Way(chunks, chunk, ladder(), gate=True) for _ in rates]
-        for way, rate in zip(ladders, rates, strict=True):
-            await way.fill()
-            way.manager.report_prefill(tokens, tokens / rate)
-        ways = [*((way, 0.0) for way in fixed), *zip(ladders, (chunk / r for r in rates), strict=True)]  # fmt: skip
+        for way in ladders:
+            way.forget()
         first, *spent = [[await way.ask(gbit, cost) for way, cost in ways] for _ in range(1 + laps)]
         medians = [statistics.median(times) for times in zip(*spent, strict=True)]
         for at, (way, rate) in enumerate(zip(ladders, rates, strict=True), len(fixed)):
@@ -207,8 +218,7 @@ async def measure(
                 f"{name:>18} {rate:8.0f}", *(f"{1e3 * each:7.0f}ms" for each in cells),
                 f"{ratio:9.2f}", f"{came:>9}", flush=True,
             )  # fmt: skip
-            await way.manager.aclose()
-    for way in fixed:
+    for way in (*fixed, *ladders):
         await way.manager.aclose()
     return missed
 
@@ -217,9 +227,11 @@ async def targets(gbit: float, tokens: int, chunk: int, laps: int) -> None:
     """What comes when there is time: the finest that makes it."""
     raw = tokens * 2 * LAYERS * HEADS * DIM * 2 / (gbit * 1e9 / 8)
     print(f"{'target':>18} {'took':>9}  of {MODES}, % (the rest as it is)")
+    way = Way(tokens // chunk, chunk, ladder(), gate=False)
+    await way.fill()
     for share in (0.3, 0.45, 0.6, 1.1):
-        way = Way(tokens // chunk, chunk, ladder(share * raw), gate=False)
-        await way.fill()
+        way.forget()
+        way.manager.tiers[0].codec.target = share * raw  # type: ignore[union-attr]
         spent = [await way.ask(lambda time: gbit, 0.0) for _ in range(1 + laps)][1:]
         came = [100 * part for part in way.shares(1 + laps)]
         took = statistics.median(spent)
@@ -227,7 +239,7 @@ async def targets(gbit: float, tokens: int, chunk: int, laps: int) -> None:
             f"{1e3 * share * raw:16.0f}ms {1e3 * took:7.0f}ms  "
             + " / ".join(f"{each:.0f}" for each in came)
         )
-        await way.manager.aclose()
+    await way.manager.aclose()
 
 
 def main() -> int:
