@@ -17,9 +17,8 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from lmcache_core.spi import (
     Key,
@@ -137,13 +136,15 @@ class History(Operators):
         assert told.get(name, set()) == here, f"changes of {name} do not add up to its contents"
         for tier in manager.tiers:
             if tier.holdings is not None and tier.complete.is_set():
-                index, holds = tier.holdings.index, self.places[tier.name].holds
-                ghosts = [index.key(slot) for slot in index.slots() if index.visible(slot)]
-                same = told.get(tier.name, set()) == set(ghosts)
+                index, stored = tier.holdings.index, {*self.places[tier.name].keys()}
+                known = {index.key(slot) for slot in index.slots() if index.visible(slot)}
+                same = told.get(tier.name, set()) == known
                 assert same, f"changes of {tier.name} do not add up to its contents"
-                old = tier.holdings.expired(ghosts, self.loop.time())
-                ghosts = [key for key in ghosts if not holds(key) and key not in old]
-                assert not ghosts, f"{tier.name} promises what it does not hold: {ghosts}"
+                strays = stored.difference(known, tier.holdings.leaving)
+                assert not strays, f"{tier.name} holds what it does not know: {strays}"
+                gone = known - stored
+                gone -= {*tier.holdings.expired([*gone], self.loop.time())}
+                assert not gone, f"{tier.name} promises what it does not hold: {gone}"
 
     def serve(self, leases: Sequence[Lease | None]) -> None:
         for lease in leases:
@@ -257,8 +258,7 @@ class History(Operators):
     async def run(self) -> None:
         names = ["a", "b", "c"][: self.source.choice((1, 2, 2, 3))]
         await self.begin(names)
-        clients = [self.loop.create_task(client) for client in self.clients()]
-        await asyncio.gather(*clients, self.loop.create_task(self.operator()))
+        await self.work()
         if self.source.random() < 0.2:
             await self.close(hasty=True)
             return
@@ -282,9 +282,10 @@ class History(Operators):
         self.manager = self.make_manager(names)
         await self.manager.open()
 
-    def clients(self) -> list[Coroutine[Any, Any, None]]:
-        """Who works, until ``left`` is used up."""
-        return [self.client(f"client {i}") for i in range(4)]
+    async def work(self) -> None:
+        """Clients and operator do what they do, until ``left`` is used up."""
+        clients = [self.client(f"client {at}") for at in range(4)]
+        await asyncio.gather(*map(self.loop.create_task, [*clients, self.operator()]))
 
     async def quiet(self) -> None:
         """Everything comes to rest, and then nothing is left in flight."""

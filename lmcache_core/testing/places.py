@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from lmcache_core.config import Config, EngineConfig, ManagerConfig, Share, TierConfig, WritePolicy
@@ -35,18 +35,18 @@ class Place:
     """What stands below one tier, and outlives managers.
 
     Attributes:
-        backend: innermost, holding the bytes.
+        make: the backend of a new tier on it.
         used: bytes really there now.
         calm: makes the tier behave from now on.
         hit: faults that met something, by kind.
-        holds: whether a value is really there now.
+        keys: of the values that are really there now.
     """
 
-    backend: AbstractBackend
+    make: Callable[[], AbstractBackend]
     used: Callable[[], int]
     calm: Callable[[], None]
-    hit: Callable[[], Counter[str]] = Counter
-    holds: Callable[[Key], bool] = lambda key: True
+    hit: Callable[[], Counter[str]]
+    keys: Callable[[], Collection[Key]]
 
 
 Factory = Callable[[Context, random.Random, bool], Place]
@@ -75,8 +75,8 @@ def memory_place(context: Context, source: random.Random, shared: bool) -> Place
         chaos.active = late.hangs = False
 
     return Place(
-        late, lambda: memory._nbytes, calm,
-        lambda: chaos.hit + Counter(hang=late.hung), lambda key: key in memory._values,
+        lambda: late, lambda: memory._nbytes, calm,
+        lambda: chaos.hit + Counter(hang=late.hung), lambda: memory._values,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ class World:
             factory = FACTORIES[source.choice(self.kinds)]
             self.places[name] = factory(context, source, self.shared[name])
         shared = self.shared[name]
-        backend: AbstractBackend = Check(CheckOptions(), context, self.places[name].backend)
+        backend: AbstractBackend = Check(CheckOptions(), context, self.places[name].make())
         if source.random() < 0.5:
             backend = Retry(RetryOptions(), context, backend)
         if source.random() < 0.5:

@@ -88,7 +88,8 @@ class SimLoop(base_events.BaseEventLoop):
         if timeout is None:
             raise Stuck(f"everybody waits for ever (seed {self.seed}){self._waiting()}")
         self._time += timeout
-        self._mix()
+        if len(self._ready) > 1:
+            self._mix()
         return []
 
     def create_future(self) -> SimFuture:

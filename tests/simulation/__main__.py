@@ -24,6 +24,7 @@ from tests.simulation.planted import BUGS, Bug
 BLOCK = 25
 LOCAL = 5
 """One history out of so many has no daemon: all its clients sit beside the manager."""
+KINDS = ("memory", "memory", "disk")
 
 
 def say(line: str) -> None:
@@ -34,7 +35,7 @@ def say(line: str) -> None:
 def history(seed: int, operations: int) -> Outcome:
     """The history of a seed."""
     kind = DaemonHistory if seed % LOCAL else History
-    return run_history(seed, operations=operations, kind=kind)
+    return run_history(seed, operations=operations, kinds=KINDS, kind=kind)
 
 
 @contextmanager

@@ -87,14 +87,6 @@ class SimDaemon(daemon.Daemon):
     def accept(self, sock: SimSocket) -> None:
         connection.Connection(self, sock, local=sock.family == wire_link.socket.AF_UNIX)
 
-    def crash(self) -> None:
-        """The process is gone, and its memory with it but for those who have it mapped."""
-        self.network.accept = None
-        for link in list(self.connections):
-            link.close()
-        for task in list(self._tasks):
-            task.cancel()
-
 
 @contextmanager
 def simulated(loop: SimLoop, network: Network, source: random.Random) -> Iterator[None]:

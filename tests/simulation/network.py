@@ -14,6 +14,7 @@ import select
 import socket as real
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -63,8 +64,9 @@ class Network:
         self.sockets: dict[int, SimSocket] = {}
         self.dead: set[int] = set()
         self.pidfds: dict[int, int] = {}
-        self._readers: dict[int, tuple[Callable[..., None], tuple[Any, ...]]] = {}
-        self._writers: dict[int, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._readers: dict[int, tuple[Callable[..., None], tuple[Any, ...], Context]] = {}
+        self._writers: dict[int, tuple[Callable[..., None], tuple[Any, ...], Context]] = {}
+        self._context = copy_context()  # what is under way outlives who has sent it
         self._next = 1 << 20
         loop.add_reader = self._add(self._readers)  # type: ignore[method-assign]
         loop.add_writer = self._add(self._writers)  # type: ignore[method-assign]
@@ -96,9 +98,17 @@ class Network:
         for pidfd in [fd for fd, each in self.pidfds.items() if each == pid]:
             self._look(pidfd)
 
+    def end_daemon(self) -> None:
+        """The daemon is gone: nobody accepts, its sockets close."""
+        self.accept = None
+        self._readers.clear()
+        self._writers.clear()
+        self.die(1)
+        self.dead.discard(1)  # the next one is
+
     def _add(self, table: dict[int, Any]) -> Any:
         def add(fd: int, callback: Callable[..., None], *args: Any) -> None:
-            table[fd] = (callback, args)
+            table[fd] = (callback, args, copy_context())
             self._look(fd)
 
         return add
@@ -107,9 +117,9 @@ class Network:
         """Level triggered: call back while there is something to be done."""
         sock = self.sockets.get(fd)
         if fd in self._readers and (self.gone(fd) or (sock is not None and sock.readable)):
-            self.loop.call_soon(self._call, self._readers, fd)
+            self._soon(self._call, self._readers, fd)
         if fd in self._writers and sock is not None and self._writable(sock):
-            self.loop.call_soon(self._call, self._writers, fd)
+            self._soon(self._call, self._writers, fd)
 
     def _writable(self, sock: SimSocket) -> bool:
         other = sock.other
@@ -127,8 +137,8 @@ class Network:
         else:
             due = sock is not None and self._writable(sock)
         if due:
-            callback, args = found
-            callback(*args)
+            callback, args, context = found
+            context.run(callback, *args)
             if table.get(fd) is not None:
                 self._look(fd)
 
@@ -138,6 +148,12 @@ class Network:
             thread.wake()
         self._look(sock.number)
 
+    def _soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self.loop.call_soon(callback, *args, context=self._context)
+
+    def _at(self, when: float, callback: Callable[..., None], *args: Any) -> None:
+        self.loop.call_at(when, callback, *args, context=self._context)
+
     # -- connections and what happens to them ------------------------------------------------------------
 
     def connect(self, sock: SimSocket) -> None:
@@ -145,7 +161,7 @@ class Network:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         theirs = SimSocket(self, sock.family, 1)
         sock.other, theirs.other = theirs, sock
-        self.loop.call_later(self.random.uniform(0, 1e-4), self._accepted, theirs)
+        self._at(self.loop.time() + self.random.uniform(0, 1e-4), self._accepted, theirs)
 
     def _accepted(self, theirs: SimSocket) -> None:
         if self.accept is None or theirs.closed:
@@ -187,13 +203,13 @@ class Network:
             if index:
                 at += source.uniform(0, 0.01)
             if index == cut:
-                self.loop.call_at(at, self._cut, sock)
+                self._at(at, self._cut, sock)
                 for each in descriptors:
                     os.close(each)
                 box.under_way -= sum(map(len, pieces[index:]))
                 return
             box.coming.append((piece, descriptors))
-            self.loop.call_at(at, self._arrive, sock.other)
+            self._at(at, self._arrive, sock.other)
             descriptors = []
         box.clear_at = at
 
@@ -225,7 +241,7 @@ class Network:
         other = sock.other
         assert other is not None
         at = max(other.inbox.clear_at, self.loop.time() + self.random.uniform(0, 1e-4))
-        self.loop.call_at(at, self._ended, other)
+        self._at(at, self._ended, other)
 
     def _ended(self, sock: SimSocket) -> None:
         if not sock.closed:

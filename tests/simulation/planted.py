@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from lmcache_backend_disk import backend as disk
+from lmcache_backend_disk import opening, transfer
+from lmcache_backend_disk.client import Root
 from lmcache_server import greeting, verbs
 from lmcache_server.connection import Connection
 from lmcache_server.engines import Engines, Joint
@@ -30,6 +33,7 @@ from lmcache_core.storage.holdings import Holdings
 from lmcache_core.storage.loading import Loader
 from lmcache_core.storage.serving import Serving
 from lmcache_core.wire import client
+from lmcache_core.wire.connection import Connections
 from lmcache_core.wire.grants import Home
 from lmcache_core.wire.link import Link
 from lmcache_core.wrappers.metrics import Measured
@@ -81,6 +85,15 @@ BUGS = (
     Bug("lease of a dead rank adopted by the next", "ORD", Home, "follow", "self.floor = granted", "pass"),
     Bug("reservation on a lost connection kept", "MEM", greeting, "_local_session", "for old in list(session.connections)", "for old in ()"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
+    Bug("stale boot id accepted", "ORD", Connections, "_join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
+    Bug("lease of a dead daemon adopted in the next", "ORD", client.DaemonClient, "adopt", "each.boot == boot", "True"),
+    Bug("recovery forgets a page", "PER", upkeep, "recover", "for key, found in page.values:", "for key, found in page.values[1:]:"),
+    Bug("deletion during recovery charged to nobody", "CAP", upkeep, "recover", "tier.holdings.doubt(key, found.nbytes)", "pass"),
+    Bug("scan passes over what it cannot see at once", "PER", disk, "_status", "range(STUBBORN - 1)", "()"),
+    Bug("name before its bytes are synced", "PER", Root, "_write", "if self._sync is not Sync.NONE:", "if False:"),
+    Bug("acknowledged before the name is synced", "PER", Root, "_settle", "if self._sync is Sync.DURABLE:", "if False:"),
+    Bug("half file visible after a short write", "PER", transfer, "write_from", "done += max(0, moved)", "done = total"),
+    Bug("leftovers of a dead writer kept", "PER", opening, "abandoned", "found.append(path)", "pass"),
     Bug("receive deadline not armed", "HANG", Link, "_arm", "micros = int(seconds * 1e6)", "micros = 0"),
     Bug("request without a reply", "HANG", Connection, "_answer", "if reply is not None:", "if reply is not None and id % 8:"),
     Bug("two replies to one request", "HANG", Connection, "_answer", "self.reply(reply)", "self.reply(reply), self.reply(reply)"),

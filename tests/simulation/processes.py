@@ -292,6 +292,7 @@ def rank(history: DaemonHistory, number: int, orders: Orders) -> None:
         if order is None:
             continue
         if order[0] == "read":
+            sleep(source.choice((0.0, 0.0, 0.0, 3.0)))  # steps before it take their time
             leases = client.adopt(order[1])
             if leases is not None:
                 sleep(source.choice((0.0, 0.01, 0.5)))

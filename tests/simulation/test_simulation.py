@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
-from lmcache_core.testing.histories import run_history
 from tests.simulation.__main__ import found, history
-from tests.simulation.histories import DaemonHistory
 from tests.simulation.planted import BUGS
 
 SEEDS = int(os.environ.get("LMCACHE_SEEDS", "24"))
@@ -38,9 +37,8 @@ def test_every_planted_bug_still_has_its_place():
 
 def test_one_seed_is_one_history_in_every_process():
     code = (
-        "from lmcache_core.testing.histories import run_history;"
-        "from tests.simulation.histories import DaemonHistory;"
-        "print(*[run_history(seed, operations=40, kind=DaemonHistory).digest for seed in (3, 6)])"
+        "from tests.simulation.__main__ import history;"
+        "print(*[history(seed, 40).digest for seed in (3, 6, 23, 46)])"
     )
     told = {
         subprocess.run(
@@ -50,5 +48,9 @@ def test_one_seed_is_one_history_in_every_process():
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    here = [run_history(seed, operations=40, kind=DaemonHistory).digest for seed in (3, 6)]
+    outcomes = [history(seed, 40) for seed in (3, 6, 23, 46)]
+    met = sum((each.faults for each in outcomes), Counter())
+    assert met["daemon killed"] > 0
+    assert met["power"] > 0
+    here = [each.digest for each in outcomes]
     assert told == {" ".join(here) + "\n"}

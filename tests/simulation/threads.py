@@ -11,10 +11,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from lmcache_core.testing.simulation import SimLoop
+from tests.simulation.lives import LIFE
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ class SimThread:
         kin: threads of the same process; new ones are added.
         over: it has ended.
         killed: it never runs product code again.
+        life: the one it ends with, 0 for none.
     """
 
     current: SimThread | None = None
@@ -48,6 +51,8 @@ class SimThread:
         self._waiting = True
         self._joining: list[SimThread] = []
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.life = LIFE.get()
+        self._context, self._around = copy_context(), copy_context()  # inside and on the loop
         self._thread = threading.Thread(target=self._run, args=(target, args), daemon=True)
 
     def start(self) -> None:
@@ -59,7 +64,7 @@ class SimThread:
         asyncio._set_running_loop(self.loop)
         try:
             if not self.killed:
-                target(*args)
+                self._context.run(target, *args)
         except Killed:
             pass
         except BaseException as error:  # noqa: BLE001  # raised where the history can see it
@@ -85,7 +90,7 @@ class SimThread:
         """Let the thread go on, soon."""
         if self._waiting and not self.over:
             self._waiting = False
-            self.loop.call_soon(self._resume)
+            self.loop.call_soon(self._resume, context=self._around)
 
     def wait(self, until: float | None = None) -> None:
         """In the thread: until somebody wakes it, or until then; which of both the caller looks up itself."""
