@@ -114,6 +114,7 @@ class Registry:
 
     Code that ships with the core may always load unless it is denied; everything else must pass ``deny``,
     then ``allow``, then the environment variable ``LMCACHE_PLUGINS``, which lists exactly what may load.
+    Of commands only the environment is asked: they are chosen before a configuration is read.
     """
 
     def __init__(
@@ -228,11 +229,16 @@ class Registry:
             dists = ("", _normal(offer.dist))
             return any(name == offer.name and _normal(dist) in dists for name, _, dist in parts)
 
-        if among(self._deny):
+        if offer.kind == "ops":  # chosen by ``lmcache_core.ops``, which asks nobody
+            return None
+        named = (
+            offer.kind != "commands"
+        )  # by a configuration: a command is chosen before one is read
+        if named and among(self._deny):
             return "denied by plugins.deny; remove it there"
         if offer.core:
             return None
-        if self._allow is not None and not among(self._allow):
+        if named and self._allow is not None and not among(self._allow):
             return f"not in plugins.allow ({', '.join(self._allow) or 'empty'}); add it there"
         if self._named is not None and not among(self._named):
             return f"not named by {ENVIRONMENT} ({', '.join(self._named) or 'empty'}); add it there"

@@ -152,7 +152,7 @@ class PluginsConfig:
     """Which plugins may load.
 
     Attributes:
-        allow: names that may load; None for every installed one.
+        allow: names that may load, commands and ops apart; None for every installed one.
         deny: names that may not, even when allowed.
         allow_paths: ``module:Class`` is accepted as a plugin name (for development: it runs any code).
     """

@@ -57,6 +57,15 @@ def test_denied(make_dist: MakeDist) -> None:
     assert (line.state, line.reason) == ("denied", "not in plugins.allow (disk); add it there")
 
 
+def test_what_no_configuration_chooses_is_not_denied_by_one(make_dist: MakeDist) -> None:
+    make_dist("acme-tools", {"commands": {"acme": "MODULE:app"}, "ops": {"acme-ops": "MODULE"}})
+    for permissions in ({"allow": ["disk"]}, {"deny": ["acme", "acme-ops"]}):
+        found = lines(**permissions)
+        assert (found["acme"].state, found["acme-ops"].state) == ("installed", "installed")
+    named = Registry(environment={"LMCACHE_PLUGINS": "disk"}, catalogue=())
+    assert {line.name: line.state for line in listing(named)}["acme"] == "denied"
+
+
 def test_conflicting(make_dist: MakeDist) -> None:
     make_dist("acme-store", ACME)
     make_dist("other-store", ACME)
