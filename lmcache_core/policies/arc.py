@@ -61,10 +61,7 @@ class ARC(QueuePolicy):
         return first_idle(busy, self._again, self._once)
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        self._fresh.end(slot)
-        queue = self._holding(slot)
-        entry = queue[slot]
-        queue.drop(slot)
+        queue, entry = self._take(slot)
         if evicted:
             self._ghosts_once.drop(entry.fingerprint)
             self._ghosts_again.drop(entry.fingerprint)

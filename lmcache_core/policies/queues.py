@@ -90,6 +90,14 @@ class QueuePolicy(EvictionPolicy):
                 return queue
         raise KeyError(slot)
 
+    def _take(self, slot: int) -> tuple[Queue, Entry]:
+        """Forget a slot; the queue that held it, and its entry."""
+        self._fresh.end(slot)
+        queue = self._holding(slot)
+        entry = queue[slot]
+        queue.drop(slot)
+        return queue, entry
+
     def check(self) -> None:
         held = {slot for queue in self._queues for slot in queue}
         assert len(held) == sum(map(len, self._queues)), "a slot is in two queues"

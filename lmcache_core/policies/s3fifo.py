@@ -64,10 +64,7 @@ class S3FIFO(QueuePolicy):
         return first_idle(busy, self._small) if chosen is None else chosen  # all of main is busy
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        self._fresh.end(slot)
-        queue = self._holding(slot)
-        entry = queue[slot]
-        queue.drop(slot)
+        queue, entry = self._take(slot)
         if evicted and queue is self._small:
             self._ghosts.add(entry.fingerprint, entry)
             self._ghosts.trim(self._ghost_room)

@@ -116,9 +116,7 @@ class WTinyLFU(QueuePolicy):
         return old if worth >= needed else new
 
     def remove(self, slot: int, /, *, evicted: bool = False) -> None:
-        self._fresh.end(slot)
-        queue = self._holding(slot)
-        queue.drop(slot)
+        queue, _ = self._take(slot)
         if evicted and queue is not self._window and self._window.nbytes >= self._window_room:
             self._admit()
 
