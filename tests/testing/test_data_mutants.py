@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from lmcache_core.memory.backend import MemoryBackend
 from lmcache_core.spi import (
@@ -22,19 +20,10 @@ from lmcache_core.spi import (
     Store,
     Stored,
 )
-from lmcache_core.testing.backend import BackendTests
-from lmcache_core.testing.laws import Outcome, broken_laws, run_laws
+from tests.testing.mutants import LawsFor, Mutant, Mutants, assert_killed_by_alone
 
-LawsFor = Callable[[type[MemoryBackend]], type[BackendTests]]
-MUTANTS: dict[str, list[type[MemoryBackend]]] = {}
-
-
-def breaks(law: str) -> Callable[[type[MemoryBackend]], type[MemoryBackend]]:
-    def register(mutant: type[MemoryBackend]) -> type[MemoryBackend]:
-        MUTANTS.setdefault(law, []).append(mutant)
-        return mutant
-
-    return register
+MUTANTS = Mutants()
+breaks = MUTANTS.breaks
 
 
 @breaks("B1")
@@ -175,17 +164,9 @@ class FillsShortBuffers(MemoryBackend):
         return result
 
 
-CASES = [(law, mutant) for law, mutants in MUTANTS.items() for mutant in mutants]
-NAMES = [f"{law}-{mutant.__name__}" for law, mutant in CASES]
-
-
-@pytest.mark.parametrize(("law", "mutant"), CASES, ids=NAMES)
-def test_mutant_is_killed_by_its_law_alone(
-    law: str, mutant: type[MemoryBackend], laws_for: LawsFor
-) -> None:
-    verdicts = run_laws(laws_for(mutant))
-    failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAILED]
-    assert broken_laws(verdicts) == {law}, failed
+@MUTANTS.each()
+def test_mutant_is_killed_by_its_law_alone(law: str, mutant: Mutant, laws_for: LawsFor) -> None:
+    assert_killed_by_alone(law, mutant, laws_for)
 
 
 def test_every_data_law_has_a_mutant() -> None:
