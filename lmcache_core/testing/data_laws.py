@@ -146,8 +146,7 @@ class DataLaws(BackendHarness):
         waits = [*self.moments(), self.settle]
         for number, wait in enumerate(waits):
             source = bytearray(self.value(number, nbytes))
-            batch = [Store(self.key(number), (memoryview(source),))]
-            task = asyncio.ensure_future(store.store(batch))
+            task = self.storing(store, number, source)
             await wait()
             await self._cancel(store, task)
             source[:] = bytes([POISON]) * nbytes
@@ -171,8 +170,7 @@ class DataLaws(BackendHarness):
         """Seen in LMCache#4991."""
         nbytes = self.sizes(store, (256 << 10) + 1, 999)[0]
         value = self.value(0, nbytes)
-        batch = [Store(self.key(0), (memoryview(value),))]
-        task = asyncio.ensure_future(store.store(batch))
+        task = self.storing(store, 0, value)
         for _ in range(1000):
             seen = await self.get(store, 0)
             assert seen is None or seen == value, "a part of a value was visible"
@@ -188,8 +186,7 @@ class DataLaws(BackendHarness):
         nbytes = self.sizes(store, 64 << 10, 999)[0]
         for number, wait in enumerate(self.moments()):
             value = self.value(number, nbytes)
-            batch = [Store(self.key(number), (memoryview(value),))]
-            task = asyncio.ensure_future(store.store(batch))
+            task = self.storing(store, number, value)
             await wait()
             task.cancel()
             await asyncio.wait([task])
@@ -206,8 +203,7 @@ class DataLaws(BackendHarness):
     async def test_value_is_whole_or_absent_after_a_crash(self, store: AbstractBackend) -> None:
         for number, wait in enumerate(self.moments()):
             value = self.value(number, 5000)
-            batch = [Store(self.key(number), (memoryview(value),))]
-            task = asyncio.ensure_future(store.store(batch))
+            task = self.storing(store, number, value)
             await wait()
             found = self.crash(store)
             if found is None:

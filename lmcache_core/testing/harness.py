@@ -196,6 +196,13 @@ class BackendHarness(ABC):
             return Stored.failed(error)
         return results[0]
 
+    def storing(
+        self, store: AbstractBackend, number: int, value: bytes | bytearray
+    ) -> asyncio.Future[Sequence[Stored]]:
+        """Begin to store one value."""
+        item = Store(self.key(number), (memoryview(value),))
+        return asyncio.ensure_future(store.store([item]))
+
     async def load_into(self, store: AbstractBackend, load: Load) -> Loaded:
         """Load one value; an error is a result."""
         try:

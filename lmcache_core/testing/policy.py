@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from lmcache_core.spi.policy import EvictionPolicy
-from lmcache_core.testing.replay import Replayed, Requests, fingerprint_of, replay
+from lmcache_core.testing.replay import Replayed, Requests, fingerprint_of, never_busy, replay
 
 CAPACITY = 64
 
@@ -63,7 +63,7 @@ class _Index:
 
     def drain(self) -> list[int]:
         gone = []
-        while (slot := self.policy.victim(_never)) is not None:
+        while (slot := self.policy.victim(never_busy)) is not None:
             assert slot in self.held, f"P1: the victim {slot} is not resident"
             self.drop(slot, evicted=True)
             gone.append(slot)
@@ -84,7 +84,7 @@ class PolicyTests(ABC):
     def test_every_resident_leaves_exactly_once(self) -> None:
         """P1: victims are resident, what was removed is not, and eviction empties the cache."""
         index = _Index(self.make_policy(CAPACITY))
-        assert index.policy.victim(_never) is None, "P1: an empty cache has no victim"
+        assert index.policy.victim(never_busy) is None, "P1: an empty cache has no victim"
         for value in range(CAPACITY):
             index.insert(value)
             index.policy.touch(index.some(4))
@@ -99,7 +99,7 @@ class PolicyTests(ABC):
             index = _Index(self.make_policy(CAPACITY), seed)
             for _ in range(200):
                 index.step()
-                named = [index.policy.victim(_never) for _ in range(3)]
+                named = [index.policy.victim(never_busy) for _ in range(3)]
                 assert len({*named}) == 1, f"P2: three questions, the answers {named}"
 
     def test_busy_slots_are_passed_over(self) -> None:
@@ -114,7 +114,7 @@ class PolicyTests(ABC):
             assert victim is not None and victim not in seen, "P3: the victim is busy"
             seen.add(victim)
         assert index.policy.victim(seen.__contains__) is None, "P3: all are busy, yet one is named"
-        assert index.policy.victim(_never) is not None, "P3: being busy is not for ever"
+        assert index.policy.victim(never_busy) is not None, "P3: being busy is not for ever"
         index = _Index(self.make_policy(CAPACITY), lend=True)
         for _ in range(1000):
             index.step()
@@ -236,7 +236,3 @@ def _reachable_nbytes(root: object) -> int:
             total += sys.getsizeof(each)
             queue += gc.get_referents(each)
     return total
-
-
-def _never(slot: int) -> bool:
-    return False
