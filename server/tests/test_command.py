@@ -157,6 +157,25 @@ def test_refused_flags_say_why(flag):
     assert flag.what in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--prot", "3"), "no such flag: --prot; did you mean --port?"),
+        (("--port",), "argument --port: expected one argument (see `lmcache server --help`)"),
+        (("--chunk-size", "0"), "--chunk-size must be at least 1, not 0"),
+        (("--log-level", "loud"), "--log-level: not one of the choices: 'loud'; valid: debug, info, warning, error"),
+        (("--eviction-policy", "LUR"), "--eviction-policy: tiers.cpu.policy: no policy 'lur'; did you mean 'lru'?"),
+        (("--l2-disk-path", "/tmp/kv"), "--l2-disk-path: needs --l2-disk-size-gb (in GiB) beside it"),
+        (("--token-file", "/dev/null"), "--token-file /dev/null: it is empty"),
+        (("--socket", "/nowhere/kv.sock"), "no socket at /nowhere/kv.sock: No such file or directory"),
+        (("--socket", f"/tmp/{'x' * 200}"), f"no socket at /tmp/{'x' * 200}: AF_UNIX path too long"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_flag_is_one_line_in_its_own_words(flags, message):
+    done = run("--port", "0", "--l1-size-gb", "0.03", *flags)
+    assert (done.returncode, done.stderr) == (2, f"lmcache: {message}\n")
+
+
 def test_open_address_needs_a_token():
     done = run("--host", "0.0.0.0", "--port", "6000")
     assert done.returncode == 2 and "--token-file" in done.stderr

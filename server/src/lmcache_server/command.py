@@ -6,10 +6,12 @@ import argparse
 import json
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from lmcache_core.cli.output import remark
 from lmcache_core.config import Effective, load
 from lmcache_core.memory.arena import Access
 from lmcache_core.memory.limits import text
-from lmcache_core.spi import ConfigError, Secret
+from lmcache_core.spi import ConfigError, PluginError, Secret
 from lmcache_core.wire.address import DEFAULT_PORT, runtime_folder, socket_path
 from lmcache_server import service
+from lmcache_server.client.operator import read_token
 from lmcache_server.daemon import Daemon, Options
 from lmcache_server.flags import FLAGS, Effect
 
@@ -45,7 +48,10 @@ def main(context: typer.Context) -> int:
     path = given.config
 
     def read() -> Effective:
-        return load(path, flags=flags)
+        try:
+            return load(path, flags=flags)
+        except (ConfigError, PluginError) as error:
+            raise type(error)(_in_flags(str(error))) from error
 
     effective = read()
     options = _options(given)
@@ -138,6 +144,15 @@ def settings(given: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _in_flags(problem: str) -> str:
+    """What is wrong with a key that a flag stands for, under the flag's own name."""
+    for flag in FLAGS if problem.startswith("flag ") else ():
+        if flag.to:
+            key = rf"\b(?:flag )?{flag.to}\b(?: \({flag.to}\)|: {flag.to}\b)*"
+            problem = re.sub(key, flag.name, problem)
+    return problem
+
+
 def _adapter(written: str) -> dict[str, dict[str, Any]]:
     try:
         options = json.loads(written)
@@ -160,7 +175,7 @@ def _settings_file(path: str | None) -> dict[str, Any]:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="lmcache server", allow_abbrev=False, argument_default=None,
+        prog="lmcache server", allow_abbrev=False, argument_default=None, exit_on_error=False,
         description="Run the daemon: one cache for all engines of this node.",
     )  # fmt: skip
     for flag in FLAGS:
@@ -171,7 +186,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             parser.add_argument(flag.name, metavar=flag.value, help=shown)
         else:
             parser.add_argument(flag.name, action="store_true", help=shown)
-    return parser.parse_args(list(arguments))
+    try:
+        given, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error} (see `lmcache server --help`)") from error
+    if unknown:
+        own = [flag.name for flag in FLAGS if flag.effect is Effect.MAPPED]
+        near = get_close_matches(unknown[0].partition("=")[0], own, 1)
+        hint = f"did you mean {near[0]}?" if near else "see `lmcache server --help`"
+        raise ConfigError(f"no such flag: {unknown[0]}; {hint}")
+    return given
 
 
 def _options(given: argparse.Namespace) -> Options:
@@ -185,12 +209,7 @@ def _options(given: argparse.Namespace) -> Options:
     host, port = passed[0] if passed else (given.host or "localhost", port)
     if given.arena_mode not in (None, *_MODES):
         raise ConfigError(f"--arena-mode is {' or '.join(_MODES)}, not {given.arena_mode!r}")
-    token = os.environ.get("LMCACHE_SERVER_TOKEN", "")
-    if given.token_file:
-        try:
-            token = Path(given.token_file).read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"--token-file {given.token_file}: {error.strerror}") from error
+    token = read_token(given.token_file)
     for each in (host, *(address for address, _ in passed)):
         if not token and each not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{each} is not this machine alone: --host needs --token-file")

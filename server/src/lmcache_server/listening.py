@@ -18,10 +18,13 @@ def claim(path: str, /) -> int:
     """Own a socket's path for as long as this process lives; returns what keeps it.
 
     Raises:
-        ConfigError: another daemon owns it, or something that is no socket is in the way.
+        ConfigError: another daemon owns it, something that is no socket is in the way, or none can be there.
     """
     while True:
-        lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock = os.open(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"no socket at {path}: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -79,7 +82,7 @@ def _listen_unix(path: str) -> socket.socket:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"no socket at {path}: {error.strerror}") from error
+        raise ConfigError(f"no socket at {path}: {error.strerror or error}") from error
     finally:
         os.umask(umask)
     listener.listen(_BACKLOG)

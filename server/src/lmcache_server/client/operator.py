@@ -234,15 +234,19 @@ def read_token(path: str | None, /) -> str:
     """The token for TCP: from a file, or LMCACHE_SERVER_TOKEN; may be empty.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or is empty.
     """
     if path is None:
         return os.environ.get("LMCACHE_SERVER_TOKEN", "")
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+            token = file.read().strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file {path}: it cannot be read: {error}") from error
+        problem = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--token-file {path}: it cannot be read: {problem}") from error
+    if not token:
+        raise ConfigError(f"--token-file {path}: it is empty")
+    return token
 
 
 def parse_keys(written: Sequence[str], /) -> Sequence[Key]:
