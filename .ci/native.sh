@@ -11,7 +11,7 @@ if ! command -v "${CXX:-c++}" >/dev/null; then
 fi
 for kind in ${1:-release address,undefined}; do
     only=()
-    [[ $kind != thread ]] || only=(-R '^pool$')
+    [[ $kind != thread ]] || only=(-R '^(pool|threads)$')
     build=.lmcache-work/ctest/${kind%%,*}
     options=(-DLMCACHE_TESTS=ON -DLMCACHE_BINDINGS=OFF)
     [[ $kind == release ]] || options+=("-DLMCACHE_SANITIZE=$kind")

@@ -53,4 +53,5 @@ void test_copy();
 void test_pages();
 void test_pool();
 void test_quant();
+void test_threads();
 void test_xxh3();

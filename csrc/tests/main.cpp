@@ -13,6 +13,7 @@ int main(int count, char** arguments) {
                  {"pages", test_pages},
                  {"pool", test_pool},
                  {"quant", test_quant},
+                 {"threads", test_threads},
                  {"xxh3", test_xxh3}};
     int ran = 0;
     for (const auto& part : parts) {
