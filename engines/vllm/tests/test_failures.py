@@ -113,6 +113,45 @@ def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monk
     assert served(other, PROMPT) == 0
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_an_error_while_loads_are_ordered_strands_no_request(make, monkeypatch, background):
+    served(make(), PROMPT)
+    engine = make(async_load=background, blocks=60, budget=200)
+
+    def broken(*given):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.scheduler.client, "dispatch", broken)
+    ids = {engine.add(PROMPT), engine.add(PROMPT), engine.add(PROMPT[:24] + [9] * 16)}
+    engine.run()
+    assert ids == engine.outputs.keys()
+    assert engine.scheduler.off and engine.external
+
+
+def test_a_half_that_is_off_orders_no_load_again(make, monkeypatch):
+    """A second copy would go into blocks that are another request's by then."""
+    served(make(), PROMPT)
+    engine, loads = make(blocks=60, budget=200), []
+    real = engine.scheduler.build
+
+    def watched(out):
+        step = real(out)
+        loads.extend(step.loads)
+        return step
+
+    def broken(*given):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.scheduler, "build", watched)
+    engine.add(PROMPT, 4)
+    engine.step()
+    assert len(loads) == 1
+    monkeypatch.setattr(engine.scheduler.scheduler, "matched", broken)
+    engine.add([9] * 20, 4)
+    engine.run()
+    assert engine.scheduler.off and len(loads) == 1
+
+
 def test_daemon_that_is_lost_is_a_miss_and_comes_back(make, monkeypatch):
     engine = make()
     served(engine, PROMPT)

@@ -271,12 +271,17 @@ class Halves:
         if not self.off:
             try:
                 step = self.scheduler.build(out)
-                if self.pace is not None:
-                    self.pace.begin(out.num_scheduled_tokens.values(), bool(step.loads))
-                return step
             except Exception:  # noqa: BLE001  boundary, as above
                 self.stop()
+            else:
+                self._pace(out, step)
+                return step
         return self.scheduler.lost(out)
+
+    @bounded(lambda: None)
+    def _pace(self, out: Any, step: Step) -> None:
+        if self.pace is not None:
+            self.pace.begin(out.num_scheduled_tokens.values(), bool(step.loads))
 
     @bounded(lambda: None)
     def ended(self) -> None:

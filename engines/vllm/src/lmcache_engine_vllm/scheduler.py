@@ -161,11 +161,15 @@ class Scheduler:
             self._advance(step, out, each.req_id, each.num_computed_tokens)
         for id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             self._advance(step, out, id, computed)
+        self._step = Step(self._turn)
         return step
 
     def lost(self, out: Any) -> Step:
-        """The step when ``build`` has failed: what was promised and not yet dispatched is reported lost."""
-        step = Step(self._turn, self._step.loads)
+        """Instead of ``build``, or after it has failed: what was promised and not dispatched is reported lost.
+
+        What this step has dispatched goes with it, and never again: the blocks are another's later.
+        """
+        step, self._step = Step(self._turn, self._step.loads), Step(self._turn)
         self._background(step, lost=True)
         for id in out.num_scheduled_tokens:
             asked = self.states.get(id)
@@ -180,14 +184,14 @@ class Scheduler:
             self.finished(id)
 
     def _background(self, step: Step, *, lost: bool = False) -> None:
-        waiting, self._waiting = self._waiting, []
-        for id in waiting:
-            asked = self.states.get(id)
+        while self._waiting:  # one is off the list when its load is ordered: an error strands none
+            asked = self.states.get(self._waiting[0])
             if asked is not None and asked.plan is not None and asked.tables is not None:
                 tables = asked.tables
                 step.loads.append(
                     self._load(asked, None, tables) if lost else self._dispatch(asked, tables)
                 )
+            self._waiting.pop(0)
 
     def _advance(self, step: Step, out: Any, id: str, computed: int) -> None:
         asked = self.states.get(id)
@@ -244,24 +248,17 @@ class Scheduler:
         asked.kept = chunks
 
     def _dispatch(self, asked: Asked, tables: Tables) -> Load:
-        leases, asked.leases = asked.leases, None
-        handle = None
+        handle, leases = None, asked.leases
         if leases is not None:
             handle = self.client.dispatch(self.settings.engine, leases)
             if handle is None:
                 # The daemon is gone or deaf. Its memory is mapped at the ranks and, while we hold the
                 # leases, nobody else's; they compare generations around the copy.
-                home = leases.home
-                handle = (
-                    home.boot,
-                    0,
-                    tuple(leases.keys),
-                    leases.words.tobytes(),
-                    leases.identities,
-                )
+                keys, words = tuple(leases.keys), leases.words.tobytes()
+                handle = (leases.home.boot, 0, keys, words, leases.identities)
                 asked.held.append(leases)
         load = self._load(asked, handle, tables)
-        asked.plan, asked.tables, asked.reach = None, None, 0
+        asked.leases, asked.plan, asked.tables, asked.reach = None, None, None, 0
         return load
 
     def _load(self, asked: Asked, handle: Any, tables: Tables) -> Load:
