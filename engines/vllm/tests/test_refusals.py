@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from lmcache_engine_vllm import halves
+from lmcache_engine_vllm.breaker import Breaker
 
 from engines.vllm.tests.common import PROMPT, served
 from engines.vllm.tests.fake import Engine
-from engines.vllm.tests.stand_ins import Request, cache_config, config
+from engines.vllm.tests.stand_ins import BLOCK, Request, SlidingWindowSpec, cache_config, config
+from lmcache_core.storage.results import Reason
 from tests.wire.daemons import Daemon
 
 
@@ -52,6 +54,31 @@ def test_states_that_are_not_at_ends_of_blocks_are_not_kept(daemon, said):
     assert made.off
     assert "only with prefix caching" in said()[-1]
     made.close()
+
+
+def test_what_has_no_effect_here_is_said(daemon, said):
+    cache = cache_config(8)
+    spec = SlidingWindowSpec(block_size=BLOCK, sliding_window=8)
+    cache.kv_cache_groups.append(SimpleNamespace(kv_cache_spec=spec, layer_names=["window"]))
+    given = config(daemon, discard_partial_chunks=False, canary=0.5)
+    given.kv_transfer_config.kv_connector_extra_config |= {"chunk_size": 8, "use_layerwise": True}
+    halves.Halves(given, cache, True, shared=False).close()
+    halves.Halves(config(daemon), cache_config(8), True, shared=False).close()
+    lines = [line.split(" has no effect")[0] for line in said() if "no effect" in line]
+    assert lines == ["chunk_size", "save_partial", "lmcache.canary"]
+
+
+def test_a_daemon_that_gives_no_answer_is_left_alone_for_longer_each_time(said):
+    breaker, client = Breaker(), SimpleNamespace(trouble=None)
+    for _ in range(9):
+        with breaker.watch(client):
+            client.trouble = Reason.DEADLINE
+        assert not breaker.closed
+    pauses = [float(line.split()[-2]) for line in said()]
+    assert pauses[0] < 1.4 and 20 < pauses[-1] < 40
+    with breaker.watch(client):
+        client.trouble = Reason.FAILED
+    assert len(said()) == 9
 
 
 def test_ranks_that_may_not_write_are_told_what_to_do(tmp_path, model, said):

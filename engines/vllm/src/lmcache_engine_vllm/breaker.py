@@ -43,7 +43,9 @@ class Breaker:
         client.trouble = Reason.COMPLETE
         yield
         if client.trouble is Reason.DEADLINE:
-            self._until = self._now() + self._pause * random.uniform(0.7, 1.3)
+            pause = self._pause * random.uniform(0.7, 1.3)
+            self._until = self._now() + pause
+            LOG.warning("the daemon gives no answer in time; it is left alone for %.1f s", pause)
             self._pause = min(PAUSE[1], self._pause * 2)
         elif client.trouble is Reason.COMPLETE:
             self._pause = PAUSE[0]

@@ -115,6 +115,10 @@ class Halves:
                 "chunk size %d is rounded up to %d, whole blocks of this engine",
                 options.chunk_size, self.chunk,
             )  # fmt: skip
+        if options.save_partial:
+            LOG.warning("save_partial has no effect: of vLLM's blocks only full chunks are kept")
+        if self.settings.canary and self.scheduler.whole:
+            LOG.warning("lmcache.canary has no effect: hits of windows and states are not compared")
         if self.cache.fidelity != "exact":
             LOG.warning(
                 "this cache has lossy tiers (%s): what they give back also enters vLLM's own prefix cache",

@@ -24,6 +24,8 @@ MP_SETTLED = {
     "autostart.wait_timeout",
 }  # fmt: skip
 """Keys of other releases for what is settled here without a switch."""
+PLAIN = {"use_layerwise", "use_native"}
+"""Keys without a prefix that vLLM reads too."""
 OWN = {"skip_last_n_tokens", "save_decode_cache", "discard_partial_chunks", "canary", "async_load"}
 """Keys of ``lmcache.NAME`` that only this connector reads; the rest are the cache's own."""
 
@@ -81,8 +83,13 @@ def read(config: Any, *, shared: bool) -> Settings:
             known = f"did you mean {MP}{near[0]}?" if near else f"known: {', '.join(MP_KNOWN)}"
             raise ConfigError(f"{MP}{name}: unknown key; {known}")
         LOG.warning("%s%s has no effect: it is settled without a switch", MP, name)
+    for name in sorted(written.keys() - PLAIN):
+        if not name.startswith("lmcache."):
+            LOG.warning("%s has no effect: keys of the cache begin with lmcache.", name)
     if own["save_decode_cache"] is not None:
         extra["lmcache.save_decode_cache"] = own["save_decode_cache"]
+    if own["discard_partial_chunks"] is not None:
+        extra["lmcache.save_partial"] = not own["discard_partial_chunks"]
     workers = config.parallel_config.world_size
     size = getattr(config.cache_config, "kv_offloading_size", None)
     if size and getattr(config.cache_config, "kv_offloading_backend", "") == "lmcache":
