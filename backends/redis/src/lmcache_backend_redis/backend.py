@@ -175,6 +175,7 @@ class RedisBackend(BlockingBackend):
                 flight.abandon()
         if left:
             raise asyncio.CancelledError
+        answers.drain()  # what was told last
         for future, (_, lane) in zip(futures, lanes, strict=True):
             error = future.exception()
             if isinstance(error, BackendError):  # no thread could be started
