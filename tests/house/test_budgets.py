@@ -21,7 +21,7 @@ CEILINGS = {
     "identity": 540,
     "memory": 1570,
     "policies": 650,
-    "spi": 1122,
+    "spi": 1156,
     "storage": 2915,
     "testing": 3846,
     "wire": 1850,
