@@ -57,6 +57,7 @@ STARTER
 }
 unpack redis-server redis-server redis-tools libhiredis0.14 libjemalloc2 liblua5.1-0 liblzf1 lua-bitop lua-cjson libatomic1
 unpack memcached memcached libevent-2.1-7 libsasl2-2
+unpack etcd etcd-server
 if ! command -v cbtemulator >/dev/null && [[ ! -x .lmcache-work/bin/cbtemulator && $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     bash .ci/bigtable.sh
 fi

@@ -1,17 +1,30 @@
 """Faults that take long to show: every night, `pytest backends/mooncake/tests/faults.py`."""
 
 import asyncio
+import contextlib
 import hashlib
+import itertools
 import subprocess
 import sys
+import urllib.request
 
 import pytest
+from lmcache_backend_mooncake.config import MooncakeConfig
+from lmcache_backend_mooncake.serving import Master, Provider, find_server
 
+from lmcache_core.registry import Registry
 from lmcache_core.spi import (
     Key,
+    Load,
+    LoadStatus,
     StoreStatus,
     Unavailable,
 )
+from lmcache_core.storage.build import build
+from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually as until
+from lmcache_core.testing.services import Serving, find_program, free_port, need_service
+from lmcache_core.testing.worlds import below, closed, key_of, put, served
 
 MIB = 1 << 20
 BIG = 16 * MIB
@@ -147,5 +160,120 @@ def test_segment_of_ones_own_is_used(serve, tier, drive):
                     break
                 await asyncio.sleep(0.05)
             assert await rig.has(1)
+
+    drive(main())
+
+
+class Etcd(Serving):
+    """Elects a master."""
+
+    def __init__(self, folder):
+        program = find_program("etcd")
+        missing = None if program else "no etcd here"
+        need_service(
+            "mooncake", missing, start="bash .ci/system.sh, or apt-get install etcd-server"
+        )
+        self.url, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        command = [
+            program, f"--data-dir={folder}/data", "--logger=zap", "--log-level=error",
+            f"--listen-client-urls={self.url}", f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        ]  # fmt: skip
+        super().__init__(command, folder=folder)
+
+    def ready(self):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health") as answer:
+            return b"true" in answer.read()
+        return False
+
+
+class Candidate(Master):
+    """One of several masters."""
+
+    def ready(self):
+        return '"status":"ok"' in self.ask("/health")
+
+    @property
+    def leads(self):
+        said = self.ask("/health")
+        return '"role":"leader"' in said and '"service_ready":true' in said
+
+
+@pytest.fixture
+def elected(make_server, tmp_path):
+    """(URL, two masters with the leader first): elected by etcd, with one segment."""
+
+    def folder(name):
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    package = find_server()
+    with contextlib.ExitStack() as stack:
+        etcd = stack.enter_context(Etcd(folder("etcd")))
+        endpoint = etcd.url.removeprefix("http://")
+        flags = ("--client_ttl=2", "--enable_ha=true", f"--etcd_endpoints={endpoint}")
+        masters = [
+            stack.enter_context(Candidate(package, folder(f"master{number}"), *flags))
+            for number in range(2)
+        ]
+        url = f"etcd://{endpoint}"
+
+        async def leader():
+            return any(master.leads for master in masters)
+
+        asyncio.run(until(leader, 30.0))
+        masters.sort(key=lambda master: not master.leads)
+        stack.enter_context(
+            Provider(package, folder("provider"), masters[0], 64 * MIB, elected=url)
+        )
+        yield url, masters
+
+
+def test_another_master_leads_when_one_is_killed_and_nobody_has_to_do_anything(elected, eventually):
+    url, masters = elected
+    config = below("mooncake", MooncakeConfig(url=url, timeout=0.5), deadline=0.5)
+    numbers = itertools.count()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        manager = await build(config, Registry())
+        tier = manager.tiers[0].backend
+
+        async def kept():
+            """Whether new values reach the store, and come back."""
+            chunks = [key_of(next(numbers)) for _ in range(4)]
+            put(manager, chunks, 50_001)
+            await manager.flush()
+            with contextlib.suppress(Unavailable):
+                if None not in (found := await tier.lookup(chunks)):
+                    buffers = [memoryview(bytearray(one.nbytes)) for one in found]
+                    pairs = zip(chunks, buffers, strict=True)
+                    loaded = await tier.load([Load(key, (view,)) for key, view in pairs])
+                    return {one.status for one in loaded} == {LoadStatus.FILLED}
+            return False
+
+        assert await kept()
+        masters[0].kill()
+        for _ in range(20):  # its lease on leading has not ended yet
+            began = loop.time()
+            assert (await served(manager, [key_of(next(numbers))]))[0] == 0
+            assert loop.time() - began < 1.5
+        await eventually(kept, 40.0)
+        assert masters[1].leads
+        masters[0].start()
+        began = loop.time()
+        await closed(manager)
+        assert loop.time() - began < 5.0, "the library's end of a client stops the whole process"
+
+    run_real(main(), 70.0)
+
+
+def test_nobody_who_elects_is_said_in_one_line(tier, drive):
+    async def main():
+        with pytest.raises(Unavailable, match="is a master elected") as error:
+            async with tier(MooncakeConfig(url="etcd://127.0.0.1:9", timeout=0.5)):
+                pass
+        assert "\n" not in str(error.value)
 
     drive(main())

@@ -49,6 +49,7 @@ def test_url_of_the_familiar_form_is_this_tier():
     ("options", "words"),
     [
         ({"url": "http://h"}, "write mooncakestore://"),
+        ({"url": "redis://h:1"}, "or etcd://"),
         ({"url": "mooncakestore://h", "protocol": "udp"}, "known: tcp, rdma"),
         ({"url": "mooncakestore://h", "timeout": 60.0}, "at most 50 s"),
         ({"url": "mooncakestore://h", "replicas": 0}, "at least 1"),
@@ -100,6 +101,10 @@ def test_only_connections_of_the_given_queues_are_cut():
         accepted.close()
         os.close(near)
         os.close(far)
+
+
+def test_connections_to_what_elects_the_master_are_known_too():
+    assert native.numbers("etcd://localhost:1;127.0.0.2:3") >= {"127.0.0.1:1", "127.0.0.2:3"}
 
 
 def test_address_of_a_view_is_where_its_bytes_are():

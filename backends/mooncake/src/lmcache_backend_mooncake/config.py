@@ -9,8 +9,8 @@ from lmcache_core.spi import ByteSize, Duration
 
 PORT = 50051
 PROTOCOLS = ("tcp", "rdma")
-ELECTED = ("etcd", "redis", "k8s")
-"""What may know the leading master, by scheme."""
+ELECTED = "etcd"
+"""What knows the leading master, by scheme; the wheels' client has no other."""
 LONGEST_S = 50.0
 """The client leaves a transfer to itself after 60 s."""
 
@@ -59,8 +59,10 @@ class MooncakeConfig:
 
     def __post_init__(self) -> None:
         scheme, _, rest = self.url.partition("://")
-        if scheme not in ("mooncakestore", *ELECTED) or not rest.strip("/"):
-            raise ValueError(f"url is {self.url!r}; write mooncakestore://HOST:PORT")
+        if scheme not in ("mooncakestore", ELECTED) or not rest.strip("/"):
+            raise ValueError(
+                f"url is {self.url!r}; write mooncakestore://HOST:PORT or etcd://HOST:PORT"
+            )
         if self.over not in PROTOCOLS:
             raise ValueError(f"protocol is {self.over!r}; known: {', '.join(PROTOCOLS)}")
         for name in ("threads", "lanes", "replicas"):
@@ -72,11 +74,15 @@ class MooncakeConfig:
     @property
     def master(self) -> str:
         """Address of the master, as the client takes it."""
-        scheme, _, rest = self.url.partition("://")
-        if scheme in ELECTED:
-            return f"{scheme}://{rest.replace(',', ';')}"
+        if self.elected:
+            return self.url.replace(",", ";")
         where = urlsplit(self.url)
         return f"{where.hostname}:{where.port or PORT}"
+
+    @property
+    def elected(self) -> bool:
+        """Whether it is one of several."""
+        return self.url.startswith(f"{ELECTED}://")
 
     @property
     def over(self) -> str:

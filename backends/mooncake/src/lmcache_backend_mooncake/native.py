@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lmcache_backend_mooncake.config import MooncakeConfig
+from lmcache_backend_mooncake.config import ELECTED, MooncakeConfig
 from lmcache_core.spi import Unavailable
 
 FULL = (-200, -714, -1602, -1700)
@@ -96,7 +96,10 @@ def connect(config: MooncakeConfig) -> tuple[Any, Any]:
         }
     )
     if code:
-        raise Unavailable(f"cannot use the master at {config.master} as {place}: {said(code)}")
+        where, why = config.master, said(code)
+        if config.elected:
+            why += "; does it answer, and is a master elected?"
+        raise Unavailable(f"cannot use the master at {where} as {place}: {why}")
     how = mooncake.store.ReplicateConfig()
     how.replica_num = config.replicas
     if config.prefer:
@@ -167,8 +170,11 @@ def cut(queues: Iterable[int], spare: Iterable[str]) -> int:
 
 
 def numbers(address: str) -> set[str]:
-    """``HOST:PORT`` by number."""
-    host, _, port = address.rpartition(":")
+    """``HOST:PORT`` by number; those of all that elect a master."""
+    first, *others = address.removeprefix(f"{ELECTED}://").split(";")
+    if others:
+        return set().union(numbers(first), *map(numbers, others))
+    host, _, port = first.rpartition(":")
     try:
         found: list[Any] = list(
             socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

@@ -53,14 +53,17 @@ class Master(Serving):
 
 
 class Provider(Serving):
-    """Lends one segment."""
+    """Lends one segment to ``master``, or to the one elected at the address ``elected``."""
 
-    def __init__(self, package: str, folder: Path, master: Master, nbytes: int, /) -> None:
+    def __init__(
+        self, package: str, folder: Path, master: Master, nbytes: int, /, *, elected: str = ""
+    ) -> None:
         self._master = master
+        address = elected or f"127.0.0.1:{master.port}"
         command = [
             f"{package}/mooncake_client", "--host=127.0.0.1", f"--port={free_port()}",
             f"--global_segment_size={nbytes}", "--local_buffer_size=1MB", "--metadata_server=P2PHANDSHAKE",
-            f"--master_server_address=127.0.0.1:{master.port}", "--protocol=tcp", "--logtostderr",
+            f"--master_server_address={address}", "--protocol=tcp", "--logtostderr",
         ]  # fmt: skip
         super().__init__(command, folder=folder)
 
