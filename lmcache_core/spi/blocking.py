@@ -58,7 +58,8 @@ class _Answers:
     def tell(self, at: int, result: Any, /) -> None:
         """From any thread, once per item."""
         self._arrived.append((at, result))
-        if not self._woken:
+        told = self._done is not None or len(self._arrived) == len(self.wanted)
+        if told and not self._woken:  # else nobody waits for it before the others are there
             self._woken = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self.drain)

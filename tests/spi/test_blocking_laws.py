@@ -276,3 +276,26 @@ def test_cancelled_close_still_disconnects() -> None:
 
     for seed in range(10):
         run_simulated(main(), seed)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_loop_is_woken_for_single_answers_only_where_somebody_is_told(single: bool) -> None:
+    async def body(store: BlockingDictionary) -> None:
+        loop, woken, told = asyncio.get_running_loop(), [], []
+        plain = loop.call_soon_threadsafe
+
+        def counted(call: Any, *args: Any, **how: Any) -> Any:
+            woken.append(call)
+            return plain(call, *args, **how)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        done = (lambda at, result: told.append(at)) if single else None
+        answers = store._answers("load", loads(0, 1, 2), done)
+        for at in range(3):
+            answers.tell(at, MISSED)
+            await asyncio.sleep(0)
+        await answers.all
+        assert (len(woken), told) == ((3, [0, 1, 2]) if single else (1, []))
+        assert answers.results == [MISSED] * 3
+
+    real(body)
