@@ -25,6 +25,8 @@ BLOCK = 25
 LOCAL = 5
 """One history out of so many has no daemon: all its clients sit beside the manager."""
 KINDS = ("memory", "memory", "disk")
+OPERATIONS = 44
+"""Of clients in each: as many as meet more than 50 faults, and no more, as nights have 20,000 histories."""
 
 
 def say(line: str) -> None:
@@ -32,7 +34,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def history(seed: int, operations: int) -> Outcome:
+def history(seed: int, operations: int = OPERATIONS) -> Outcome:
     """The history of a seed."""
     kind = DaemonHistory if seed % LOCAL else History
     return run_history(seed, operations=operations, kinds=KINDS, kind=kind)
@@ -132,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=200, help="how many histories")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--operations", type=int, default=48, help="client operations in each")
+    parser.add_argument(
+        "--operations", type=int, default=OPERATIONS, help="client operations in each"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--planted", action="store_true", help="plant bugs, find each")
     options = parser.parse_args(arguments)

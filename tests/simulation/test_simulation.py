@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.simulation.__main__ import found, history
+from tests.simulation.__main__ import OPERATIONS, found, history
 from tests.simulation.planted import BUGS
 
 SEEDS = int(os.environ.get("LMCACHE_SEEDS", "24"))
@@ -19,13 +19,13 @@ SAMPLE = [bug for bug in BUGS if SEEDS > 100 or bug.kind in ("LAY", "PER", "CAP"
 
 @pytest.mark.parametrize("part", range(4))
 def test_no_history_of_the_whole_breaks_a_promise(part):
-    outcomes = [history(seed, 48) for seed in range(part, SEEDS, 4)]
+    outcomes = [history(seed) for seed in range(part, SEEDS, 4)]
     assert sum(sum(outcome.faults.values()) for outcome in outcomes) > 10 * len(outcomes)
 
 
 @pytest.mark.parametrize("bug", SAMPLE, ids=lambda bug: bug.title)
 def test_planted_bug_is_found(bug):
-    assert found(bug, 2000, 48) >= 0
+    assert found(bug, 2000, OPERATIONS) >= 0
 
 
 def test_every_planted_bug_still_has_its_place():
@@ -37,7 +37,7 @@ def test_every_planted_bug_still_has_its_place():
 def test_one_seed_is_one_history_in_every_process():
     code = (
         "from tests.simulation.__main__ import history;"
-        "print(*[history(seed, 40).digest for seed in range(6)])"
+        "print(*[history(seed).digest for seed in range(6)])"
     )
     told = {
         subprocess.run(
@@ -47,7 +47,7 @@ def test_one_seed_is_one_history_in_every_process():
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    outcomes = [history(seed, 40) for seed in range(6)]
+    outcomes = [history(seed) for seed in range(6)]
     assert any(each.faults["daemon killed"] for each in outcomes)
     here = [each.digest for each in outcomes]
     assert told == {" ".join(here) + "\n"}
