@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,6 +25,8 @@ from unittest import SkipTest
 from lmcache_core.spi import Unavailable
 
 PROMISE = "LMCACHE_TEST_SERVICES"
+EPHEMERAL = 32768
+"""From here on Linux takes ports for outgoing connections."""
 UNPACKED = Path(__file__).resolve().parents[2] / ".lmcache-work/bin"
 """Programs of Debian packages that ``.ci/system.sh`` unpacked, because installing them would start a service."""
 
@@ -49,13 +52,13 @@ def find_program(name: str, /) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(UNPACKED))
 
 
-def free_port(below: int = 65536) -> int:
-    """A TCP port of the loopback that nobody uses now."""
+def free_port(below: int = EPHEMERAL) -> int:
+    """A TCP port of the loopback that nobody uses now, and that no outgoing connection is given meanwhile."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            if (port := int(probe.getsockname()[1])) < below:
-                return port
+        port = random.randrange(1 << 14, min(below, EPHEMERAL))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Serving(ABC):

