@@ -299,3 +299,15 @@ def test_loop_is_woken_for_single_answers_only_where_somebody_is_told(single: bo
         assert answers.results == [MISSED] * 3
 
     real(body)
+
+
+def test_a_batch_of_which_nobody_is_told_ends_though_its_threads_answer_late() -> None:
+    async def main() -> None:
+        store = BlockingDictionary(None, simulated_context(latency_s=1.0))
+        await store.open()
+        async with asyncio.timeout(10):
+            results = await store.load(loads(0, 1, 2))
+        assert results == [MISSED] * 3
+        await store.aclose()
+
+    run_simulated(main(), 1)
