@@ -45,7 +45,6 @@ class _Answers:
                 self.wanted.append((at, item))
             else:
                 self.settle(at, screened)
-        self._asked = len(self.wanted)  # whoever has handed them out may clear the list
 
     def settle(self, at: int, result: Any, /) -> None:
         """On the loop."""
@@ -59,7 +58,7 @@ class _Answers:
     def tell(self, at: int, result: Any, /) -> None:
         """From any thread, once per item."""
         self._arrived.append((at, result))
-        told = self._done is not None or len(self._arrived) == self._asked
+        told = self._done is not None or len(self._arrived) == self._open
         if told and not self._woken:  # else nobody waits for it before the others are there
             self._woken = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
