@@ -1,4 +1,4 @@
-"""SeaweedFS: ours beside boto3, obstore and awscrt, each in its best parallel mode."""
+"""SeaweedFS: ours beside boto3, obstore, awscrt, OpenDAL and bare http.client, each in its best parallel mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmcache_core.threads import DaemonExecutor
 
 @contextmanager
 def benches(options: argparse.Namespace) -> Iterator[list[Bench]]:
-    """One server, every client that is installed (``pip install boto3 obstore awscrt``)."""
+    """One server, every client that is installed (``pip install boto3 obstore awscrt opendal``)."""
     program = find_server()
     if program is None:
         raise SystemExit(f"weed is missing: {START}")

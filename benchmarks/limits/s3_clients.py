@@ -7,10 +7,15 @@ the copy. Those that are not installed are left out.
 from __future__ import annotations
 
 import io
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPResponse
 from importlib.util import find_spec
 from typing import Any
+
+from lmcache_backend_s3.sign import V4, Keys
 
 from lmcache_core.spi import Key
 
@@ -155,7 +160,77 @@ class Awscrt(Parallel):
         self._ask("DELETE", name, kind, operation_name="DeleteObject")
 
 
+class OpenDAL(Parallel):
+    """Another Rust client, with a file's ``readinto``."""
+
+    name = "opendal"
+
+    def __init__(self, endpoint: str, bucket: str, access: str, secret: str) -> None:
+        super().__init__()
+        import opendal
+
+        self._operator = opendal.Operator(
+            "s3", endpoint=endpoint, bucket=bucket, access_key_id=access, secret_access_key=secret,
+            region="us-east-1", disable_config_load="true",
+        )  # fmt: skip
+
+    def put(self, name: str, value: memoryview) -> None:
+        self._operator.write(name, bytes(value))  # it takes nothing else
+
+    def get(self, name: str, into: memoryview) -> None:
+        with self._operator.open(name, "rb") as file:
+            done = 0
+            while done < into.nbytes:
+                done += file.readinto(into[done:])
+
+    def delete(self, name: str) -> None:
+        self._operator.delete(name)
+
+
+class Plain(Parallel):
+    """``http.client`` alone: one connection a thread, requests that are signed, no errors, no limits of time."""
+
+    name = "http.client"
+
+    def __init__(self, endpoint: str, bucket: str, access: str, secret: str) -> None:
+        super().__init__()
+        self._host = endpoint.partition("://")[2]
+        self._bucket = bucket
+        keys = Keys(access, secret)
+        self._sign = V4("us-east-1", lambda: keys, time.time)
+        self._local = threading.local()
+
+    def _ask(self, method: str, name: str, body: memoryview | None = None) -> HTTPResponse:
+        path, headers = f"/{self._bucket}/{name}", {"host": self._host}
+        if body is not None:
+            headers["content-length"] = str(body.nbytes)
+        self._sign(method, path, {}, headers)
+        connection = self._local.__dict__.setdefault("connection", HTTPConnection(self._host))
+        connection.request(method, path, body, headers)
+        response: HTTPResponse = connection.getresponse()
+        assert response.status in (200, 204), response.status
+        return response
+
+    def put(self, name: str, value: memoryview) -> None:
+        self._ask("PUT", name, value).read()
+
+    def get(self, name: str, into: memoryview) -> None:
+        response, done = self._ask("GET", name), 0
+        while done < into.nbytes:
+            done += response.readinto(into[done:])
+        response.read()
+
+    def delete(self, name: str) -> None:
+        self._ask("DELETE", name).read()
+
+
 def clients(endpoint: str, bucket: str, access: str, secret: str) -> list[Parallel]:
     """Those that are here."""
-    kinds = {"boto3": Boto3, "obstore": Obstore, "awscrt": Awscrt}
+    kinds = {
+        "boto3": Boto3,
+        "obstore": Obstore,
+        "awscrt": Awscrt,
+        "opendal": OpenDAL,
+        "http": Plain,
+    }
     return [k(endpoint, bucket, access, secret) for n, k in kinds.items() if find_spec(n)]
