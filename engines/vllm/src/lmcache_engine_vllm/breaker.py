@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmcache_core.storage.results import Reason
@@ -23,15 +23,14 @@ DISTRUST = 3, 60.0
 class Breaker:
     """Opens when a call found no answer in time, for longer each time."""
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._until = 0.0
         self._pause = PAUSE[0]
 
     @property
     def closed(self) -> bool:
         """Whether calls may be made."""
-        return self._now() >= self._until
+        return time.monotonic() >= self._until
 
     def deadline(self) -> float:
         """For the next call; monotonic time, as the client counts."""
@@ -44,7 +43,7 @@ class Breaker:
         yield
         if client.trouble is Reason.DEADLINE:
             pause = self._pause * random.uniform(0.7, 1.3)
-            self._until = self._now() + pause
+            self._until = time.monotonic() + pause
             LOG.warning("the daemon gives no answer in time; it is left alone for %.1f s", pause)
             self._pause = min(PAUSE[1], self._pause * 2)
         elif client.trouble is Reason.COMPLETE:
@@ -54,21 +53,20 @@ class Breaker:
 class Trust:
     """A cache whose loads keep failing is left alone: for a while, and at last for good."""
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._failures = self._strikes = 0
         self._failed = self._until = 0.0
 
     @property
     def given(self) -> bool:
         """Whether something may be offered."""
-        return self._now() >= self._until
+        return time.monotonic() >= self._until
 
     def judge(self, loads_failed: bool) -> None:
         """After a step."""
         if not loads_failed:
             return
-        now, (most, seconds) = self._now(), DISTRUST
+        now, (most, seconds) = time.monotonic(), DISTRUST
         self._failures = self._failures + 1 if now < self._failed + seconds else 1
         self._failed = now
         if self._failures >= most:

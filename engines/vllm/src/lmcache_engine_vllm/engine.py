@@ -54,12 +54,12 @@ def backends(config: Any, names: list[str]) -> dict[str, str]:
         named = getattr(getattr(layer, "attn_backend", None), "get_name", None)
         text = str(named()) if named is not None else "unknown"
         if text.startswith("CPU_ATTN"):
-            text = f"{text}:{_cpu_packing(config, layer)}"
+            text = f"{text}:{_cpu_packing(layer)}"
         found[name] = text
     return found
 
 
-def _cpu_packing(config: Any, layer: Any) -> str:
+def _cpu_packing(layer: Any) -> str:
     """The instruction set decides how the CPU backend packs keys; unknown: this very processor."""
     packing = getattr(layer, "isa", None)
     if packing:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from lmcache_core import __version__
 from lmcache_core.config import LoadFailure
@@ -25,37 +24,8 @@ from lmcache_engine_vllm.steps import Announced, Step
 from lmcache_engine_vllm.tally import Tally
 from lmcache_engine_vllm.worker import Worker
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def bounded(
-    answer: Callable[[], T],
-) -> Callable[[Callable[Concatenate[Halves, P], T]], Callable[Concatenate[Halves, P], T]]:
-    """Switch this half off when it fails, and answer as without a cache."""
-
-    def wrap(method: Callable[Concatenate[Halves, P], T]) -> Callable[Concatenate[Halves, P], T]:
-        @functools.wraps(method)
-        def call(self: Halves, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            if self.off:
-                return answer()
-            try:
-                return method(self, *args, **kwargs)
-            except Exception:  # noqa: BLE001  boundary: the engine's loop must not end for a cache
-                self.stop()
-                return answer()
-
-        return call
-
-    return wrap
-
-
-def _nothing_offered() -> tuple[int | None, bool]:
-    return 0, False
-
-
-def _blocks_are_free() -> tuple[bool, dict[str, Any] | None]:
-    return False, None
+U = TypeVar("U")
 
 
 class Halves:
@@ -129,10 +99,16 @@ class Halves:
             transfer.kv_load_failure_policy = "recompute"
             LOG.info("kv_load_failure_policy is set to recompute: a lost cache fails no request")
 
-    def stop(self) -> None:
-        """An error of our own: from now on the engine runs without a cache."""
-        LOG.exception("the cache is switched off for this engine: this should not have happened")
-        self.off = True
+    def guarded(self, without: U, call: Callable[..., T], *given: Any) -> T | U:
+        """Call, and answer as ``without`` a cache once an error of our own has switched this half off."""
+        if self.off:
+            return without
+        try:
+            return call(*given)
+        except Exception:  # noqa: BLE001  boundary: the engine's loop must not end for a cache
+            LOG.exception("the cache is off for this engine: this should not have happened")
+            self.off = True
+            return without
 
     # -- worker ----------------------------------------------------------------------------------------------
 
@@ -179,48 +155,31 @@ class Halves:
                 raise RuntimeError("blocks were promised that no worker of this cache can fill")
             return
         self.worker.step = step
-        self._begin(step)
-
-    @bounded(lambda: None)
-    def _begin(self, step: Step) -> None:
-        assert self.worker is not None
-        self.worker.begin(step)
+        self.guarded(None, self.worker.begin, step)
 
     def load(self) -> None:
         """Fill blocks; what cannot be filled is reported lost."""
-        if self.worker is None:
-            return
-        self._load()
-        if self.off:
-            self.worker.fail()
+        if self.worker is not None:
+            self.guarded(None, self.worker.load)
+            if self.off:
+                self.worker.fail()
 
-    @bounded(lambda: None)
-    def _load(self) -> None:
-        assert self.worker is not None
-        self.worker.load()
-
-    @bounded(lambda: None)
     def layer(self, name: str) -> None:
         """A layer is about to be read."""
         if self.worker is not None:
-            self.worker.layer(name)
+            self.guarded(None, self.worker.layer, name)
 
-    @bounded(lambda: None)
     def computed(self, name: str) -> None:
         """A layer is computed."""
         if self.worker is not None:
-            self.worker.computed(name)
+            self.guarded(None, self.worker.computed, name)
 
     def save(self) -> None:
         """Keep what is computed; loads that were begun end here."""
-        self._save()
-        if self.off and self.worker is not None:
-            self.worker.fail()
-
-    @bounded(lambda: None)
-    def _save(self) -> None:
         if self.worker is not None:
-            self.worker.save()
+            self.guarded(None, self.worker.save)
+            if self.off:
+                self.worker.fail()
 
     def missed(self) -> set[str]:
         """Of the requests last told as finished, those whose load has failed as a whole."""
@@ -254,12 +213,11 @@ class Halves:
         """Chunks that the cache has no more since the last call; see ``Leaving.taken``."""
         return ([], False) if self.leaving is None else self.leaving.taken()
 
-    @bounded(_nothing_offered)
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
         if self.scheduler is None:
             return 0, False
-        offered = self.scheduler.matched(request, local)
+        offered = self.guarded(0, self.scheduler.matched, request, local)
         return offered, bool(offered) and self.scheduler.background
 
     def allocated(self, request: Any, external: int, blocks: Any = None) -> None:
@@ -272,26 +230,18 @@ class Halves:
         """The orders of a step. An error in here must not lose what was promised."""
         if self.scheduler is None:
             return Step()
-        if not self.off:
-            try:
-                step = self.scheduler.build(out)
-            except Exception:  # noqa: BLE001  boundary, as above
-                self.stop()
-            else:
-                self._pace(out, step)
-                return step
-        return self.scheduler.lost(out)
-
-    @bounded(lambda: None)
-    def _pace(self, out: Any, step: Step) -> None:
+        step = self.guarded(None, self.scheduler.build, out)
+        if step is None:
+            return self.scheduler.lost(out)
         if self.pace is not None:
-            self.pace.begin(out.num_scheduled_tokens.values(), bool(step.loads))
+            sizes = out.num_scheduled_tokens.values()
+            self.guarded(None, self.pace.begin, sizes, bool(step.loads))
+        return step
 
-    @bounded(lambda: None)
     def ended(self) -> None:
         """The output of a step is there; once per step, in their order."""
         if self.pace is not None:
-            self.pace.end()
+            self.guarded(None, self.pace.end)
 
     def output(self, output: Any, manager: Any) -> None:
         """What the workers report after a step. Nobody may find blocks in vLLM's prefix cache that hold nothing good."""
@@ -305,20 +255,17 @@ class Halves:
         if self.pace is not None:
             self.pace.heard()
 
-    @bounded(_blocks_are_free)
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """The request is over."""
+        """The request is over; its blocks are free."""
         if self.scheduler is not None:
-            self.scheduler.finished(request.request_id)
+            self.guarded(None, self.scheduler.finished, request.request_id)
         return False, None
 
-    def reset(self) -> bool | None:
-        """Forget what was kept under the weights so far. False: that could not be done."""
-        try:
-            return self.scheduler.reset() if self.scheduler is not None else True
-        except Exception:  # noqa: BLE001  boundary, as above
-            self.stop()
-            return True  # off: nothing old is ever found
+    def reset(self) -> bool:
+        """Forget what was kept under the weights so far; a half that is off finds nothing old anyway."""
+        if self.scheduler is not None:
+            self.guarded(None, self.scheduler.reset)
+        return True
 
     def close(self) -> None:
         """Part from the daemon; idempotent."""

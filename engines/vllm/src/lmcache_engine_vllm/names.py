@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import time
 
 from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.wire import records, replies
@@ -23,21 +23,12 @@ class Names:
         space, root: empty until all ranks of the engine are there.
     """
 
-    def __init__(
-        self,
-        client: DaemonClient,
-        engine: str,
-        ranks: int,
-        breaker: Breaker,
-        *,
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, client: DaemonClient, engine: str, ranks: int, breaker: Breaker) -> None:
         self.space = self.root = b""
         self._client = client
         self._engine = engine
         self._ranks = ranks
         self._breaker = breaker
-        self._now = now
         self._boot = self._epoch = b""
         self._next_try = 0.0
 
@@ -46,7 +37,7 @@ class Names:
         home = self._client.home
         if home is None or home.boot == self._boot:
             return bool(self.root)
-        if self._now() < self._next_try:
+        if time.monotonic() < self._next_try:
             return False
         self.root = self.space = b""
         told = None
@@ -59,7 +50,7 @@ class Names:
         except (BackendError, ConfigError) as error:
             LOG.warning("no key space from the daemon: %s", error)
         if told is None or not told.root:
-            self._next_try = self._now() + AGAIN
+            self._next_try = time.monotonic() + AGAIN
             return False
         self._boot, self.space, self.root = home.boot, told.space, told.root
         if self._epoch:

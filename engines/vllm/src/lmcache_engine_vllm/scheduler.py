@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmcache_core.config import EngineConfig
 from lmcache_core.engine.reuse import Span, Wanted, legal_end, wanted
 from lmcache_core.identity import Chain, KeyManager, Unkeyable
-from lmcache_core.observers import Metrics
 from lmcache_core.spi import Key, Reuse
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire.client import DaemonClient
@@ -39,8 +38,10 @@ PATIENCE = 2.0
 
 class Scheduler:
     """Args:
-    groups: what the key space will say of the parts: reuse rules, and tokens per chunk.
-    registered: asks the daemon for the digests of the key space.
+    parts: the engine's groups that are kept.
+    chunk: tokens of one.
+    ranks: of the engine.
+    managers: key managers by name.
     """
 
     def __init__(
@@ -52,27 +53,25 @@ class Scheduler:
         chunk: int,
         ranks: int,
         *,
-        managers: Mapping[str, KeyManager] | None = None,
-        tally: Tally | None = None,
-        now: Callable[[], float] = time.monotonic,
+        managers: Mapping[str, KeyManager],
+        tally: Tally,
     ) -> None:
         self.client = client
         self.settings = settings
         self.options = options
         self.parts = tuple(parts)
         self.chunk = chunk
-        self.tally = tally or Tally(Metrics())
-        self.breaker = Breaker(now=now)
-        self.trust = Trust(now=now)
-        self.names = Names(client, settings.engine, ranks, self.breaker, now=now)
+        self.tally = tally
+        self.breaker = Breaker()
+        self.trust = Trust()
+        self.names = Names(client, settings.engine, ranks, self.breaker)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
         self.whole = any(part.reuse is not Reuse.ALL for part in parts)
         """A hit is taken to its end or not at all: windows and states are kept for that end only."""
         self.background = settings.background or len(parts) > 1
         """Loads happen while the request waits: only so can one of several groups fail."""
-        self._managers = dict(managers or {})
-        self._now = now
+        self._managers = managers
         self._turn = 0
         self._step = Step()
         self._waiting: list[str] = []
@@ -140,14 +139,13 @@ class Scheduler:
             for leases in asked.held:
                 self.client.release(leases)
 
-    def reset(self) -> bool:
+    def reset(self) -> None:
         """Weights have changed: from now on nothing that was kept before is found.
 
         Requests that run on keep nothing any more; they mix both.
         """
         self.names.renew()
         self.close()
-        return True
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -300,7 +298,7 @@ class Scheduler:
 
     def _ask(self, asked: Asked) -> bool:
         """Put on offer what the cache has. False: not yet."""
-        now, size = self._now(), self.chunk
+        now, size = time.monotonic(), self.chunk
         if asked.leases is not None and self.client.home not in (None, asked.leases.home):
             self._let_go(asked)  # its daemon has a successor, and no rank need remember it
         if asked.over is not None:
@@ -331,7 +329,7 @@ class Scheduler:
         """Have lower tiers bring up values, once per request. False: it has waited for that already."""
         if asked.patience is not None:
             return False
-        asked.patience = self._now() + PATIENCE
+        asked.patience = time.monotonic() + PATIENCE
         asked.over = self.client.prefetch(keys, PATIENCE, tokens=self.chunk)
         return True
 

@@ -6,7 +6,7 @@ What is copied layer by layer is reserved when the first layer is computed and c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -65,7 +65,6 @@ class Storing:
         ranks: Ranks,
         breaker: Breaker,
         tally: Tally,
-        timer: Callable[[], float],
     ) -> None:
         self.client = client
         self.connector = connector
@@ -76,7 +75,6 @@ class Storing:
         self.tally = tally
         self.events: list[Announced] = []
         self._engine = engine
-        self._timer = timer
         self._stored: dict[str, tuple[int, float]] = {}
 
     def begin(
@@ -87,7 +85,7 @@ class Storing:
         batch = Batch(stores, tags)
         if alone and not self.breaker.closed:
             return batch
-        began, size, space = self._timer(), self.kept[0].form.tokens, self.space.digest
+        began, size, space = time.perf_counter(), self.kept[0].form.tokens, self.space.digest
         once: dict[Key, Want] = {}
         for store in stores:  # two requests of one step may bring the same chunk
             for at, digest in enumerate(store.digests):
@@ -107,12 +105,12 @@ class Storing:
             if not isinstance(answer, Refusal):
                 want.reservation = answer
                 batch.wants.append(want)
-        batch.seconds += self._timer() - began
+        batch.seconds += time.perf_counter() - began
         return batch
 
     def layer(self, batch: Batch, name: str) -> None:
         """Copy what is whole with one more layer; again when the engine computes it once more."""
-        began = self._timer()
+        began = time.perf_counter()
         batch.names.add(name)
         whole = {
             group: kept.layer(kept.numbers[name])
@@ -122,11 +120,11 @@ class Storing:
         for want in batch.wants:
             if want.key.group in whole:
                 self._copy(want, whole[want.key.group], batch.tags)
-        batch.seconds += self._timer() - began
+        batch.seconds += time.perf_counter() - began
 
     def end(self, batch: Batch, bad: AbstractSet[int]) -> None:
         """Copy what is missing, and let others see all but the ``bad`` stores."""
-        began, size = self._timer(), self.kept[0].form.tokens
+        began, size = time.perf_counter(), self.kept[0].form.tokens
         filled: list[Reservation] = []
         which: list[Want] = []
         said: list[bytes] = []
@@ -150,7 +148,7 @@ class Storing:
         self.abandon(batch)  # does nothing to what is committed
         stored = sum(tokens.values()) if all(done) else sum(done) * size // len(self.kept)
         self.tally.add("lmcache_stored_tokens_total", stored)
-        self._say_stored(batch.stores, tokens, batch.seconds + self._timer() - began)
+        self._say_stored(batch.stores, tokens, batch.seconds + time.perf_counter() - began)
 
     def abandon(self, batch: Batch) -> None:
         """Give back what was reserved."""

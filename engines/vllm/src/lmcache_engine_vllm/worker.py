@@ -7,14 +7,13 @@ may be another one. What could not be filled is reported; what might rest on it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from lmcache_core import frame
 from lmcache_core.config import VerifyHot
 from lmcache_core.identity import KeySpace, canonical
-from lmcache_core.observers import Metrics
 from lmcache_core.spi import GPUConnector, Reuse
 from lmcache_core.spi.errors import BackendError, ConfigError, Corrupt
 from lmcache_core.wire import records, replies
@@ -48,9 +47,8 @@ class Worker:
         space: KeySpace,
         ranks: Ranks,
         *,
-        verify: VerifyHot = VerifyHot.SAMPLE,
-        tally: Tally | None = None,
-        timer: Callable[[], float] = time.perf_counter,
+        verify: VerifyHot,
+        tally: Tally,
     ) -> None:
         self.client = client
         self.settings = settings
@@ -58,7 +56,7 @@ class Worker:
         self.kept = tuple(kept)
         self.space = space
         self.ranks = ranks
-        self.tally = tally or Tally(Metrics())
+        self.tally = tally
         self.breaker = Breaker()
         self.failed: set[int] = set()
         """Blocks that hold nothing good, until they are filled or computed."""
@@ -66,7 +64,6 @@ class Worker:
         """Of them, those the engine was not told of yet."""
         self.step = Step()
         self._verify = verify
-        self._timer = timer
         self._seen = 0
         self._registered: Home | None = None
         self.arrived: set[str] = set()
@@ -89,7 +86,6 @@ class Worker:
             ranks,
             self.breaker,
             self.tally,
-            timer,
         )
         self.register()
 
@@ -178,7 +174,7 @@ class Worker:
 
     def fill(self, load: Load) -> set[int]:
         """Copy what is leased; returns the blocks that hold nothing good."""
-        began = self._timer()
+        began = time.perf_counter()
         leases = self._adopt(load)
         if leases is None:
             return self._lost(load, load.first)
@@ -187,7 +183,7 @@ class Worker:
         finally:
             self.client.release(leases)
         if not self.ranks.rank:
-            self._say_loaded(load, failed, nbytes, self._timer() - began)
+            self._say_loaded(load, failed, nbytes, time.perf_counter() - began)
         return failed
 
     def _adopt(self, load: Load) -> RemoteLeases | None:
