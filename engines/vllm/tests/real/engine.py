@@ -100,6 +100,11 @@ class Engine:
         answers: list[Answer] = self.call("generate", *given)
         return answers
 
+    @property
+    def missed(self) -> bool:
+        """Whether the daemon gave no answer in time, once at least: on a busy machine there are fewer hits then."""
+        return "gives no answer in time" in self.log.read_text(errors="replace")
+
     def call(self, name: str, *arguments: Any) -> Any:
         """One of ``Commands``, in the engine's process."""
         self.send(name, *arguments)

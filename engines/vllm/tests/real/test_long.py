@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from engine import TWO_PROCESSES, Answer, Daemon, Engine, daemon
-from judging import differences, full, make_prompts
+from judging import differences, every_block, make_prompts
 
 ROOT = Path(__file__).resolve().parents[4]
 SMALL = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 256, "max_model_len": 1024}
@@ -31,9 +31,7 @@ def test_two_hundred_prompts_in_little_memory(model: Callable[[str], Path], fold
     ):  # fmt: skip
         differences(engine.generate(MANY), plain)
         assert engine.call("reset_prefix_cache")
-        answers = engine.generate(MANY)
-        differences(answers, plain)
-        assert [answer.cached for answer in answers] == [full(len(p)) for p in MANY]
+        every_block(engine, MANY, plain)
         assert engine.call("metrics")["vllm:num_preemptions"] > 0
 
 
@@ -65,10 +63,8 @@ def test_twenty_prompts_about_texts_on_a_real_model(smollm2: Path, folder: Path)
         daemon(folder / "smol", "--chunk-size", "128", gib=2) as running,
         Engine(smollm2, folder / "smol.log", running.connector, running.env, PLAIN) as engine,
     ):
-        for _ in range(2):
-            answers = engine.generate(prompts, one_by_one=True)
-            differences(answers, plain)
-        assert [answer.cached for answer in answers] == [full(len(p)) for p in prompts]
+        differences(engine.generate(prompts, one_by_one=True), plain)
+        every_block(engine, prompts, plain, one_by_one=True)
 
 
 def test_two_ranks_keep_and_find_their_halves(model: Callable[[str], Path], folder: Path) -> None:
@@ -80,10 +76,8 @@ def test_two_ranks_keep_and_find_their_halves(model: Callable[[str], Path], fold
         daemon(folder / "tp", "--chunk-size", "128", "--arena-mode", "shared-rw") as running,
         Engine(model("llama"), folder / "tp.log", running.connector, running.env | two, options) as engine,
     ):  # fmt: skip
-        for _ in range(2):
-            answers = engine.generate(FEW, one_by_one=True)
-            differences(answers, plain)
-        assert [answer.cached for answer in answers] == [full(len(p)) for p in FEW]
+        differences(engine.generate(FEW, one_by_one=True), plain)
+        every_block(engine, FEW, plain, one_by_one=True)
 
 
 CHOICES = list(
@@ -105,16 +99,21 @@ def running(folder: Path) -> Any:
         yield each
 
 
+def named(name: str, running: Daemon, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Connector and environment under one of vLLM's own names: a shared daemon or a private one."""
+    if name == "LMCacheMPConnector":
+        return running.connector, running.env
+    env = {"LMCACHE_RUNTIME_DIR": str(folder / "private"), "LMCACHE_MAX_LOCAL_CPU_SIZE": "0.3"}
+    return {"kv_connector": name, "kv_role": "kv_both"}, env
+
+
 @pytest.mark.parametrize(("name", "prefixes", "batch", "chunk"), CHOICES)
 def test_any_combination_of_options_answers_the_same(
     name: str, prefixes: bool, batch: int, chunk: str,
     model: Callable[[str], Path], folder: Path, few: list[Answer], running: Daemon,
 ) -> None:  # fmt: skip
-    connector = {"kv_connector": name, "kv_role": "kv_both"}
-    env = {"LMCACHE_RUNTIME_DIR": str(folder / "private"), "LMCACHE_CHUNK_SIZE": chunk}
-    env["LMCACHE_MAX_LOCAL_CPU_SIZE"] = "0.3"
-    if name == "LMCacheMPConnector":
-        connector, env = running.connector, running.env | env
+    connector, env = named(name, running, folder)
+    env = env | {"LMCACHE_CHUNK_SIZE": chunk}
     options = {"enable_prefix_caching": prefixes, "max_num_batched_tokens": batch}
     log = folder / f"{name}-{prefixes}-{batch}-{chunk}.log"
     with Engine(model("llama"), log, connector, env, options) as engine:
@@ -122,3 +121,19 @@ def test_any_combination_of_options_answers_the_same(
         assert not prefixes or engine.call("reset_prefix_cache")
         differences(engine.generate(FEW), few)
         assert engine.call("external") > 0
+
+
+@pytest.mark.parametrize("name", ["LMCacheMPConnector", "LMCacheConnectorV1"])
+def test_requests_wait_for_their_loads_under_either_name(
+    name: str, model: Callable[[str], Path], folder: Path, few: list[Answer], running: Daemon
+) -> None:
+    connector, env = named(name, running, folder)
+    extra = connector.get("kv_connector_extra_config", {}) | {"lmcache.async_load": True}
+    connector = connector | {"kv_connector_extra_config": extra}
+    env = env | {"LMCACHE_CHUNK_SIZE": "128"}
+    log = folder / f"{name}-waits.log"
+    with Engine(model("llama"), log, connector, env, PLAIN | TWO_PROCESSES) as engine:
+        differences(engine.generate(FEW), few)
+        before = engine.call("external")
+        answers = every_block(engine, FEW, few)
+        assert engine.call("external") - before >= sum(answer.cached for answer in answers)
