@@ -5,73 +5,23 @@ Each is a ``Wrapper`` around any backend, so that what is tested above them meet
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from lmcache_core.spi import (
-    AbstractBackend,
-    BackendError,
-    Context,
-    Found,
-    Key,
-    Load,
-    LoadDone,
-    Loaded,
-    Store,
-    Stored,
-    StoreDone,
-    Unavailable,
-    Wrapper,
-)
+from lmcache_core.spi import AbstractBackend, BackendError, Context, Key, Loaded, Unavailable
+from lmcache_core.wrappers.around import Around, Done
+from lmcache_core.wrappers.around import Call as Inner
 
-T = TypeVar("T")
 PACE_NBYTES = 1 << 16
 """Steps in which a link's rate is looked at."""
 
 
-class _Fake(Wrapper):
-    """Sends the four verbs through ``around``, which may delay, refuse or note them."""
+class _Fake(Around):
+    """A wrapper without options."""
 
     def __init__(self, context: Context, inner: AbstractBackend, /) -> None:
         super().__init__(None, context, inner)
-
-    async def around(
-        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
-    ) -> T:
-        return await call()
-
-    async def lookup(
-        self, keys: Sequence[Key], /, *, deadline: float | None = None
-    ) -> Sequence[Found | None]:
-        return await self.around("lookup", keys, lambda: self.inner.lookup(keys, deadline=deadline))
-
-    async def load(
-        self,
-        batch: Sequence[Load],
-        /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
-        return await self.around(
-            "load", batch, lambda: self.inner.load(batch, done=done, deadline=deadline)
-        )
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        return await self.around(
-            "store", batch, lambda: self.inner.store(batch, done=done, deadline=deadline)
-        )
-
-    async def delete(self, keys: Sequence[Key], /) -> int:
-        return await self.around("delete", keys, lambda: self.inner.delete(keys))
 
 
 class Flaky(_Fake):
@@ -88,14 +38,20 @@ class Flaky(_Fake):
         self.after = False
 
     async def around(
-        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
-    ) -> T:
+        self,
+        verb: str,
+        batch: Sequence[Any],
+        call: Inner,
+        done: Done | None,
+        deadline: float | None,
+        /,
+    ) -> Any:
         error = self.failures.pop(0) if self.failures else None
         if error and self.after:
-            await call()
+            await call(batch, done)
         if error:
             raise error
-        return await call()
+        return await call(batch, done)
 
 
 class Slow(_Fake):
@@ -108,11 +64,17 @@ class Slow(_Fake):
         self.seconds = seconds
 
     async def around(
-        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
-    ) -> T:
+        self,
+        verb: str,
+        batch: Sequence[Any],
+        call: Inner,
+        done: Done | None,
+        deadline: float | None,
+        /,
+    ) -> Any:
         if self.seconds is not None:
             await self.context.clock.sleep(self.seconds)
-        return await call()
+        return await call(batch, done)
 
 
 class Paced(_Fake):
@@ -132,18 +94,21 @@ class Paced(_Fake):
         self.rate = rate
         self.free = 0.0
 
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Inner,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
+    ) -> Any:
+        if verb != "load":
+            return await call(batch, done)
         results, asked = list[Loaded](), self.context.clock.now()
         for at, item in enumerate(batch):
             await self._pass(item.room if item.length is None else item.length, asked)
-            results += await self.inner.load([item], deadline=deadline)
+            results += await call([item], None)
             if done is not None:
                 done(at, results[at])
         return results
@@ -172,20 +137,21 @@ class Torn(_Fake):
         self.tear: int | None = None
         self.lie = False
 
-    async def store(
+    async def around(
         self,
-        batch: Sequence[Store],
+        verb: str,
+        batch: Sequence[Any],
+        call: Inner,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        if self.tear is None:
-            return await super().store(batch, done=done, deadline=deadline)
+    ) -> Any:
+        if verb != "store" or self.tear is None:
+            return await call(batch, done)
         torn = [replace(store, parts=_head(store.parts, self.tear)) for store in batch]
         if self.lie:
-            return await super().store(torn, done=done, deadline=deadline)
-        await super().store(torn, deadline=deadline)
+            return await call(torn, done)
+        await call(torn, None)
         raise Unavailable("died while writing", operation="store")
 
 
@@ -214,11 +180,17 @@ class Recording(_Fake):
         self.calls: list[Call] = []
 
     async def around(
-        self, verb: str, batch: Sequence[Any], call: Callable[[], Awaitable[T]], /
-    ) -> T:
+        self,
+        verb: str,
+        batch: Sequence[Any],
+        call: Inner,
+        done: Done | None,
+        deadline: float | None,
+        /,
+    ) -> Any:
         if verb in ("load", "store"):
             nbytes = sum(item.room if verb == "load" else item.nbytes for item in batch)
             self.calls.append(Call(verb, tuple(item.key for item in batch), nbytes))
         else:
             self.calls.append(Call(verb, tuple(batch)))
-        return await call()
+        return await call(batch, done)

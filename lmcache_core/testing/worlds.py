@@ -25,16 +25,10 @@ from lmcache_core.spi import (
     Key,
     KVSpec,
     Lease,
-    Load,
-    LoadDone,
-    Loaded,
     MemoryOptions,
     Refusal,
     Reservation,
     SegmentSpec,
-    Store,
-    Stored,
-    StoreDone,
     Wrapper,
 )
 from lmcache_core.storage.manager import StorageManager
@@ -42,6 +36,7 @@ from lmcache_core.storage.results import Reason
 from lmcache_core.storage.tier import Tier
 from lmcache_core.testing.contexts import simulated_context
 from lmcache_core.testing.fakes import Slow
+from lmcache_core.wrappers.around import Around, Call, Done
 
 SPACE = hashlib.sha256(b"space").digest()
 TOKENS = 256
@@ -117,7 +112,7 @@ def put(
     return [False if isinstance(grant, Refusal) else next(done) for grant in grants]
 
 
-class Late(Wrapper):
+class Late(Around):
     """A store that may hang: a load takes ``seconds`` and writes only then, cancelled or not (law B5 holds).
 
     Attributes:
@@ -135,40 +130,27 @@ class Late(Wrapper):
         await super().open()
         self.capabilities = replace(self.inner.capabilities, quiescence_s=1e6)
 
-    async def load(
+    async def around(
         self,
-        batch: Sequence[Load],
+        verb: str,
+        batch: Sequence[Any],
+        call: Call,
+        done: Done | None,
+        deadline: float | None,
         /,
-        *,
-        done: LoadDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Loaded]:
+    ) -> Any:
+        if verb not in ("load", "store"):
+            return await call(batch, done)
         cancelled = await self._linger()
-        for load in batch:
-            for view in load.into:
-                view[:] = (
-                    b"\xee" * view.nbytes
-                )  # whoever was given this memory meanwhile will notice
-        results = await self.inner.load(batch, deadline=deadline)
+        for item in batch if verb == "load" else ():
+            for view in item.into:  # whoever was given this memory meanwhile will notice
+                view[:] = b"\xee" * view.nbytes
+        results = await call(batch, None if verb == "load" else done)
         if cancelled:
             raise asyncio.CancelledError
-        for index, result in enumerate(results):
-            if done is not None:
+        if verb == "load" and done is not None:
+            for index, result in enumerate(results):
                 done(index, result)
-        return results
-
-    async def store(
-        self,
-        batch: Sequence[Store],
-        /,
-        *,
-        done: StoreDone | None = None,
-        deadline: float | None = None,
-    ) -> Sequence[Stored]:
-        cancelled = await self._linger()
-        results = await self.inner.store(batch, done=done, deadline=deadline)
-        if cancelled:
-            raise asyncio.CancelledError
         return results
 
     async def _linger(self) -> bool:

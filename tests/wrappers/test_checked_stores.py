@@ -30,10 +30,10 @@ class Noting(Flaky):
         super().__init__(context, inner)
         self.came = []
 
-    async def around(self, verb, batch, call, /):
+    async def around(self, verb, batch, call, done, deadline, /):
         if verb == "store":
             self.came.append((self.context.clock.now(), [item.key for item in batch]))
-        return await super().around(verb, batch, call)
+        return await super().around(verb, batch, call, done, deadline)
 
 
 def checked(seconds=None):
