@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import re
 import resource
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from lmcache_core import ops
 from lmcache_core.cli.finding import Finding
-from lmcache_core.memory.limits import available, text
+from lmcache_core.memory.limits import available, fields, read, text
 
 ROOT = Path("/")
 TORCH_TIMEOUT_S = 120
@@ -64,9 +63,8 @@ def memory_limit(root: Path = ROOT) -> int:
 
 def huge_pages(root: Path = ROOT) -> Finding:
     """Whether a pool with ``huge_pages`` would get them."""
-    counted = re.search(r"HugePages_Free:\s*(\d+)", _read(root / "proc/meminfo"))
-    free = int(counted[1]) if counted else 0
-    modes = _read(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    free = fields(root / "proc/meminfo").get("HugePages_Free:", 0)
+    modes = read(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
     transparent = modes[modes.find("[") + 1 : modes.find("]")] if "[" in modes else "never"
     return Finding.judged(
         bool(free) or transparent not in ("never", "deny"), "huge pages",
@@ -100,10 +98,3 @@ def torch(python: str = sys.executable) -> Finding:
     version, kind, count = json.loads(done.stdout)
     devices = f"{count} x {kind}" if kind else "no accelerator"
     return Finding("torch", "good", f"{version}, {devices}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -184,9 +184,8 @@ class OwnerProcess:
 
     def close(self) -> None:
         """Give the descriptor back once the process is gone; idempotent."""
-        if self._poll is not None and self.gone():
-            self._poll = None
-            os.close(self._pidfd)
+        if self.gone():
+            self.discard()
 
     def discard(self) -> None:
         """Give the descriptor back although the process lives: it holds nothing any more. Idempotent."""

@@ -37,10 +37,10 @@ def text(nbytes: int, /) -> str:
 
 
 def _limits(root: Path) -> Iterator[Limit]:
-    ram = _fields(root / "proc/meminfo").get("MemAvailable:")
+    ram = fields(root / "proc/meminfo").get("MemAvailable:")
     if ram is not None:
         yield Limit(ram * 1024, "MemAvailable of /proc/meminfo")
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
@@ -57,21 +57,23 @@ def _limits(root: Path) -> Iterator[Limit]:
 
 
 def _group(folder: Path, limit_name: str, usage_name: str, prefix: str) -> Iterator[Limit]:
-    limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+    limit, usage = read(folder / limit_name).strip(), read(folder / usage_name).strip()
     if not limit.isdigit() or not usage.isdigit():
         return  # "max", or no such group in this mount
-    stat = _fields(folder / "memory.stat")
+    stat = fields(folder / "memory.stat")
     cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
     yield Limit(max(0, int(limit) - int(usage) + cache), str(folder / limit_name))
 
 
-def _read(path: Path) -> str:
+def read(path: Path, /) -> str:
+    """A file of the system, empty where there is none."""
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-def _fields(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in _read(path).splitlines())
+def fields(path: Path, /) -> dict[str, int]:
+    """Whole numbers by the word in front of them, line by line."""
+    pairs = (line.split() for line in read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}
