@@ -89,7 +89,8 @@ def new(
 ) -> int:
     """Start a plugin from the template, with its tests."""
     folder = scaffold(kind, name, into)
-    remark(f"made {folder}; next: pip install -e {folder} && lmcache plugins verify {name}")
+    install_it = f"pip install --no-deps --no-build-isolation -e {folder}"
+    remark(f"made {folder}; next: {install_it} && lmcache plugins verify {name}")
     print(folder)
     return 0
 
