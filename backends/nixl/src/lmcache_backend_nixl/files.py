@@ -187,8 +187,9 @@ class FileRail(Rail):
         try:
             temporary, fd, direct = self._create(direct)
             try:
+                laid = self._lay(fd, nbytes)
                 yield from self._move("WRITE", temporary, fd, views, 0, nbytes, direct=direct)
-                if files.status_of(fd).nbytes != nbytes:
+                if not laid and files.status_of(fd).nbytes != nbytes:
                     raise Unavailable(f"{temporary} has another length than was written")
                 if self._config.sync:
                     yield Call(files.sync, fd)
@@ -242,6 +243,18 @@ class FileRail(Rail):
                 return path, *self._open(path, CREATE, direct)
             except FileExistsError:
                 continue  # of another process that drew the same identity
+
+    def _lay(self, fd: int, nbytes: int) -> bool:
+        """Give a new file its blocks and its length; False where the file system gives no blocks in advance.
+
+        A disk that is full says so here. And a direct write behind the end of a file waits in the call that begins it,
+        one within does not.
+        """
+        self._files.allocate(fd, nbytes)
+        if self._files.status_of(fd).allocated < nbytes:
+            return False
+        self._files.truncate(fd, nbytes)
+        return True
 
     def _publish(self, temporary: str, target: str, first: bool) -> bool:
         """Give a file its name; False when the name is taken."""
