@@ -47,6 +47,10 @@ class PolledBackend(BackendAdapter):
     def abort(self, handle: Handle, /) -> None:
         """Ask the transport to end a transfer early; it is still checked until it has. Default: wait for it."""
 
+    async def pause(self, seconds: float, /) -> None:
+        """Wait before the next look. Who can tell when something has ended returns then, and saves the looks."""
+        await self.context.clock.sleep(seconds)
+
     async def close_transport(self) -> None:
         """Disconnect; called once, when nothing is in flight. Default: nothing to do."""
 
@@ -88,7 +92,7 @@ class PolledBackend(BackendAdapter):
                         finish(index, outcome)
                         pause = self.poll_s
                 if handles:
-                    await self.context.clock.sleep(pause)
+                    await self.pause(pause)
                 pause = min(pause * 2, self.poll_max_s)
         finally:
             await self._drain(list(handles.values()), check)
@@ -104,7 +108,7 @@ class PolledBackend(BackendAdapter):
             asyncio.get_running_loop().call_soon(self.abort, handle)
         while handles:
             with contextlib.suppress(asyncio.CancelledError):
-                await self.context.clock.sleep(self.poll_s)
+                await self.pause(self.poll_s)
             handles = [handle for handle in handles if not _ended(check, handle)]
 
 

@@ -44,11 +44,11 @@ class Link:
         self._queue: list[Any] = []
         self._unpacker = Unpacker()
         try:
-            self._socket = socket.create_connection(host, timeout)
+            self.socket = socket.create_connection(host, timeout)
         except OSError as error:
             raise Unavailable(f"target {self.where} cannot be reached: {error}") from None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
         try:
             welcome = self.ask("hello", VERSION, token, *introduction)
         except Unavailable:
@@ -73,7 +73,7 @@ class Link:
         sent = bool(self._out)
         try:
             while self._out and not self.problem:
-                rest = self._out[0][self._socket.send(self._out[0]) :]
+                rest = self._out[0][self.socket.send(self._out[0]) :]
                 if rest:
                     self._out[0] = rest
                 else:
@@ -89,7 +89,7 @@ class Link:
         heard = self.heard
         try:
             while not self.problem:
-                if not (data := self._socket.recv(PIECE)):
+                if not (data := self.socket.recv(PIECE)):
                     self.close("it has closed the connection")
                     break
                 self.heard = time.monotonic()
@@ -104,13 +104,16 @@ class Link:
     def ask(self, *message: Any) -> list[Any]:
         """Send a message and wait for its answer."""
         number, end = self.queue(*message), time.monotonic() + self._timeout
+        waiting = select.poll()  # `select` takes no descriptor above 1023
+        if not self.problem:
+            waiting.register(self.socket, select.POLLIN)
         while number not in self.answers:
             if not self.problem and time.monotonic() > end:
                 self.close(f"no answer within {self._timeout:g} s")
             self.check()
             self.flush()
             if not self.problem:
-                select.select([self._socket], [], [], 0.05)
+                waiting.poll(50)
                 self.pump()
         return self.answers.pop(number)
 
@@ -123,4 +126,4 @@ class Link:
         """Idempotent."""
         if not self.problem:
             self.problem = problem
-            self._socket.close()
+            self.socket.close()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from socket import socket
 from typing import Any
 
 from lmcache_backend_nixl.agent import Agent, Piece
@@ -48,13 +49,19 @@ class Answer:
     __slots__ = ("_end", "_link", "_message", "_number", "_timeout", "result")
 
     def __init__(self, link: Link, timeout: float, /, *message: Any) -> None:
-        self._link, self._message, self._end = link, message, time.monotonic() + timeout
-        self._timeout = timeout
+        self._link, self._message, self._timeout = link, message, timeout
+        self._end = 0.0
         self._number = 0
         self.result: Any = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the target may hear of it."""
+        return self._number > 0
+
     def begin(self, executor: Executor, /) -> None:
         self._link.check()
+        self._end = time.monotonic() + self._timeout
         self._number = self._link.queue(*self._message)
 
     def ended(self) -> bool:
@@ -169,6 +176,14 @@ class PeerRail(Rail):
             if self._agent is not None:
                 self._agent.remove(region)
 
+    @property
+    def socket(self) -> socket | None:
+        link = self._link
+        up = (
+            link is not None and not link.problem and self._agent is not None
+        )  # else nobody reads it
+        return link.socket if up and link is not None else None
+
     def hurry(self) -> None:
         if not self._hurried:
             self._hurried = time.monotonic()
@@ -253,6 +268,7 @@ class PeerRail(Rail):
         (nbytes, start, lease) = yield Answer(link, timeout, "load", name)
         if nbytes is None:
             return MISSED
+        free = Answer(link, timeout, "free", lease)
         try:
             length = wanted(load, nbytes)
             local = pieces(load.into, length)
@@ -271,10 +287,11 @@ class PeerRail(Rail):
                             staged = staged[view.nbytes :]
                     finally:
                         self._staging.give(room)
-        except BackendError:
-            link.queue("free", lease)
-            raise
-        if not (yield Answer(link, timeout, "free", lease))[0]:
+            (kept,) = yield free
+        finally:
+            if not free.begun:
+                link.queue("free", lease)
+        if not kept:
             raise Unavailable(f"target {link.where} did not keep what was loaded")
         return Loaded.filled(length)
 
@@ -291,7 +308,7 @@ class PeerRail(Rail):
             return PRESENT
         if said != "ticket":
             return Stored.refused(f"target {link.where}: {ticket}")
-        done = False
+        commit = Answer(link, timeout, "commit", ticket)
         try:
             if not covered:
                 for at, part in self._windows(nbytes):
@@ -309,10 +326,9 @@ class PeerRail(Rail):
                         self._staging.give(room)
             if others is not None and (problem := all_stored((yield others))) is not None:
                 return problem
-            done = True
-            (kept,) = yield Answer(link, timeout, "commit", ticket)
+            (kept,) = yield commit
         finally:
-            if not done:
+            if not commit.begun:
                 link.queue("drop", ticket)
         return STORED if kept else PRESENT
 

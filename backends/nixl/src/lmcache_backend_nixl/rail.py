@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from socket import socket
 from typing import Any
 
 from lmcache_backend_nixl.agent import Agent, Piece, Place
@@ -98,6 +99,11 @@ class Rail(ABC):
     def flush(self) -> bool:
         """Send what operations have collected; whether there was anything."""
         return False
+
+    @property
+    def socket(self) -> socket | None:
+        """Where answers come that operations wait for."""
+        return None
 
     def add(self, region: Region, /) -> bool:
         """Register memory for good."""
