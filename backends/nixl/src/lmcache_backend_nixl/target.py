@@ -12,6 +12,7 @@ import hmac
 import logging
 import os
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ log = logging.getLogger("lmcache.nixl-target")
 PIECE = 1 << 18
 AT_ONCE = 32
 """Most reads that run at the same time."""
+TURN_S = 0.002
+"""How long reads are begun, which may be all of a read, before others are heard; what they hear goes out together."""
 BUSY_S, IDLE_S = 0.0001, 0.02
 EAGER = 2000
 """So many looks at reads under way before each further one waits."""
@@ -318,11 +321,13 @@ class Target:
         running: list[Read] = []
         looks = 0
         while self._waiting or running:
+            turn = time.monotonic() + TURN_S
             while self._waiting and len(running) < AT_ONCE:
                 read, looks = self._waiting.popleft(), 0
                 if self._begin(read):
                     running.append(read)
-                await asyncio.sleep(0)
+                if time.monotonic() > turn:
+                    break
             count = len(running)
             running = [read for read in running if not self._look(read)]
             if running:
