@@ -264,6 +264,36 @@ def test_object_server_that_is_gone_is_unavailable_at_once_and_found_again(
     drive(main())
 
 
+def test_object_server_that_hangs_keeps_no_memory_for_longer_than_is_promised(
+    weed, objects, tier, drive, eventually
+):
+    """The kit of AWS would try eleven times, for a minute and more."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with tier(**objects(weed)) as rig:
+            await rig.keep(1)
+            weed.suspend()
+            try:
+                load, store = (asyncio.ensure_future(each) for each in (rig.get(1), rig.put(2)))
+                await asyncio.sleep(0.5)
+                store.cancel()
+                began = loop.time()
+                loaded, _ = await load
+                assert isinstance(loaded.error, Unavailable)
+                await asyncio.wait([store])
+                assert loop.time() - began < rig.backend.capabilities.quiescence_s
+            finally:
+                weed.resume()
+
+            async def back():
+                return (await rig.get(1))[0].status is LoadStatus.FILLED
+
+            await eventually(back)
+
+    drive(main())
+
+
 def test_wrong_bucket_or_key_is_refused_at_the_start(weed, objects, tier, drive):
     async def main():
         wrong = objects(weed) | {"secret_key": Secret("wrong")}

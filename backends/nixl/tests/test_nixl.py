@@ -1,6 +1,7 @@
 """Stripes, configuration, plugins that are not here, and values that somebody spoiled."""
 
 import itertools
+import mmap
 import os
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.memory import Staging, address, section
 
 from lmcache_core.registry import Registry
-from lmcache_core.spi import ByteSize, ConfigError, StoreStatus, Unavailable
+from lmcache_core.spi import ByteSize, ConfigError, Corrupt, Store, StoreStatus, Unavailable
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
-from lmcache_core.testing.worlds import below, key_of, plain_frame, put, served
+from lmcache_core.testing.worlds import below, closed, key_of, plain_frame, put, served
 
 KIB, MIB = 1 << 10, 1 << 20
 NBYTES = 50_001
@@ -129,6 +130,16 @@ def test_nothing_of_torch_is_imported(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.fixture(params=["POSIX", "UCX", "OBJ"])
+def place(request, tmp_path):
+    """Options of a tier that others use, too."""
+    if request.param == "UCX":
+        return {"backend": "UCX", "address": request.getfixturevalue("lend")().address}
+    if request.param == "OBJ":
+        return request.getfixturevalue("objects")(request.getfixturevalue("weed"))
+    return {"path": str(tmp_path / "kv"), "shared": True}
+
+
 @pytest.mark.parametrize(
     "spoiled",
     [
@@ -137,37 +148,47 @@ def test_nothing_of_torch_is_imported(tmp_path):
         pytest.param(lambda: b"", id="nothing"),
     ],
 )
-def test_damage_is_a_miss_and_is_stored_anew(tmp_path, drive, eventually, spoiled):
+def test_damage_is_a_miss_and_is_stored_anew(place, tier, drive, eventually, spoiled):
     async def main():
-        first = await build(
-            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
-            Registry(),
-        )
+        config = below("nixl", NixlConfig(**place), deadline=5.0)
+        first = await build(config, Registry())
         assert all(put(first, CHUNKS[:5], NBYTES))
         await first.flush()
         await first.aclose()
-        (place,) = tmp_path.glob(f"kv/*/{CHUNKS[3].text}")
-        place.write_bytes(spoiled())
-        second = await build(
-            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
-            Registry(),
-        )
-        assert (await served(second, CHUNKS[:5]))[0] == 3
+        async with tier(**place) as rig:
+            assert await rig.backend.delete(CHUNKS[3:4]) == 1
+            (stored,) = await rig.backend.store([Store(CHUNKS[3], (memoryview(spoiled()),))])
+            assert stored.status is StoreStatus.STORED
+            second = await build(config, Registry())
+            assert (await served(second, CHUNKS[:5]))[0] == 3
 
-        async def removed():
-            return not second.tiers[0].bad and not place.exists()
+            async def removed():
+                return not second.tiers[0].bad and await rig.backend.lookup(CHUNKS[3:4]) == [None]
 
-        await eventually(removed)
+            await eventually(removed)
         assert all(put(second, CHUNKS[3:4], NBYTES))
         await second.flush()
-        third = await build(
-            below("nixl", NixlConfig(path=str(tmp_path / "kv"), shared=True), deadline=5.0),
-            Registry(),
-        )
+        third = await build(config, Registry())
         assert await served(third, CHUNKS[:5]) == (5, Reason.COMPLETE)
-        for manager in (second, third):
-            manager.check()
-            await manager.aclose()
+        await closed(second, third)
+        async with tier(**place) as rig:
+            await rig.backend.delete(CHUNKS)
+
+    drive(main())
+
+
+def test_object_that_nobody_here_wrote_is_a_miss(weed, objects, tier, drive):
+    async def main():
+        async with tier(**objects(weed)) as rig:
+            whole = memoryview(mmap.mmap(-1, 4096))
+            whole[:7] = b"garbage"
+            (rail,) = rig.backend._rails
+            rail._write(rig.key(1).text, whole)
+            loaded, buffer = await rig.get(1)
+            assert isinstance(loaded.error, Corrupt), loaded
+            assert not any(buffer)
+            await rig.backend.delete([rig.key(1)])
+            await rig.keep(1)
 
     drive(main())
 

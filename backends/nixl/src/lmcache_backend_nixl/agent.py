@@ -26,6 +26,7 @@ from lmcache_backend_nixl.config import PEERS
 from lmcache_core.spi import ConfigError, Region, Unavailable
 
 WHEELS = ("nixl_cu12", "nixl_cu13")
+INFINIBAND = "/sys/class/infiniband"
 Piece = tuple[int, int]
 """Address and length."""
 Place = tuple[int, int, int]
@@ -68,17 +69,28 @@ def plugin_problem(plugin: str, /) -> str | None:
 
 
 @contextmanager
-def _modules(plugin: str) -> Iterator[None]:
-    """Let UCX leave out its InfiniBand module where there is no such device; it reads the environment of the C library."""
-    if plugin not in PEERS or "UCX_MODULES" in os.environ or os.path.isdir("/sys/class/infiniband"):
-        yield
-        return
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables of the C library's environment for a while: some settings have no parameter."""
     libc = ctypes.CDLL(None)
-    libc.setenv(b"UCX_MODULES", b"^ib", 1)
+    for name, value in values.items():
+        libc.setenv(name.encode(), value.encode(), 1)
     try:
         yield
     finally:
-        libc.unsetenv(b"UCX_MODULES")
+        for name in values:
+            if (before := os.environ.get(name)) is None:
+                libc.unsetenv(name.encode())
+            else:
+                libc.setenv(name.encode(), before.encode(), 1)
+
+
+def _settings(plugin: str) -> dict[str, str]:
+    if plugin == "OBJ":
+        # The kit of AWS tries eleven times otherwise, each time for 3 s of silence or more.
+        return {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "2"}
+    if plugin in PEERS and "UCX_MODULES" not in os.environ and not os.path.isdir(INFINIBAND):
+        return {"UCX_MODULES": "^ib"}
+    return {}
 
 
 class Agent:
@@ -99,7 +111,7 @@ class Agent:
         if plugin not in self._agent.getAvailPlugins():
             raise ConfigError(f"NIXL has no plugin {plugin} here: {plugin_problem(plugin)}")
         try:
-            with _modules(plugin):
+            with _environment(_settings(plugin)):
                 self._backend = self._agent.createBackend(plugin, params)
         except Exception as error:  # noqa: BLE001  # the bindings' errors share no base
             why = plugin_problem(plugin) or f"it refuses ({error}): {', '.join(sorted(params))}"

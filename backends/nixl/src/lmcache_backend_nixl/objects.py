@@ -26,6 +26,7 @@ from lmcache_core.spi import (
     BackendError,
     ConfigError,
     Context,
+    Corrupt,
     Load,
     Loaded,
     Unavailable,
@@ -155,6 +156,8 @@ class ObjectRail(Rail):
             raise
         if (nbytes := _length(head)) is None:
             return MISSED
+        if not bytes(head).startswith(MARK):
+            raise Corrupt(f"{load.key!r}: the object is none of ours", operation="load")
         length, at = wanted(load, nbytes), 0
         for view in load.into:
             if part := view[: length - at]:
@@ -216,7 +219,7 @@ class _ObjectTransfer(Transfer):
 
 
 def _length(head: memoryview) -> int | None:
-    """What a head says; of what is no head of ours, a length that no load can be content with."""
+    """What a head says; None of a deleted part, zero of what is no head of ours."""
     mark, nbytes = HEAD.unpack(head)
     if mark != MARK:
         return 0
