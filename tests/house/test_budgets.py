@@ -15,15 +15,15 @@ LAYOUT = {
 }
 CEILINGS = {
     "modules": 1245,
-    "cli": 1015,
-    "config": 1035,
+    "cli": 1008,
+    "config": 1034,
     "engine": 835,
     "identity": 540,
     "memory": 1570,
-    "policies": 650,
+    "policies": 648,
     "spi": 1156,
     "storage": 2915,
-    "testing": 3977,
+    "testing": 3945,
     "wire": 1850,
     "wrappers": 1534,
 }
