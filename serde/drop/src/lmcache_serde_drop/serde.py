@@ -46,7 +46,7 @@ class Drop(TensorSerde):
         if rows is None:
             raise ValueError("drop needs keys and values of a token in one value")
         tokens = rows.shape[1]
-        stay = self._stay(rows[0], info)
+        stay = self._stay(rows, info)
         bitmap = np.packbits(stay)
         kept = rows[:, stay]
         HEADER.pack_into(into, 0, tokens, kept.shape[1])
@@ -72,18 +72,26 @@ class Drop(TensorSerde):
         kept = np.frombuffer(source[at:], target.dtype).reshape(2, count, target.shape[2])
         target[:, stay] = kept
 
-    def _stay(self, keys: npt.NDArray[Any], info: ValueInfo) -> npt.NDArray[np.bool_]:
+    def order(self, rows: npt.NDArray[Any], info: ValueInfo, /) -> npt.NDArray[np.float64]:
+        """A number for each token, -1 to 2, the lowest for those that stay first; not finite where rows are not.
+
+        Args:
+            rows: ``[2][token][head * dim]``, bfloat16 as 16-bit integers.
+        """
+        return _likeness(rows[0])
+
+    def _stay(self, rows: npt.NDArray[Any], info: ValueInfo) -> npt.NDArray[np.bool_]:
         """Which tokens stay; the first of a prompt do so without this serde."""
-        tokens = len(keys)
+        tokens = rows.shape[1]
         sinks = min(tokens, self.exact_tokens) if info.first_token <= 0 else 0
         count = min(tokens - sinks, max(self.config.recent, round(self.config.keep * tokens)))
-        likeness = _likeness(keys)
-        if np.isnan(likeness).any():
+        found = self.order(rows, info)
+        if np.isnan(found).any():
             raise ValueError("drop: an element is not finite")
-        likeness[tokens - min(self.config.recent, count) :] = -2
-        order = np.argsort(likeness[sinks:], kind="stable") + sinks
+        found[tokens - min(self.config.recent, count) :] = -2
+        first = np.argsort(found[sinks:], kind="stable") + sinks
         stay = np.zeros(tokens, bool)
-        stay[order[:count]] = True
+        stay[first[:count]] = True
         return stay
 
 
