@@ -70,9 +70,9 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
     "tiers": (
         1500,
         [
+            [".ci/infinistore_server.py", "--test"],  # makes the server of a part of the next one
             ["benchmarks/tiers.py"],
             ["pytest", "-q", "backends/mooncake/tests/faults.py"],
-            [".ci/infinistore_server.py", "--test"],
         ],
     ),
     "serdes": (
