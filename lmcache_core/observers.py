@@ -10,7 +10,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -179,6 +179,18 @@ class Metrics:
         key = self._key(name, Kind.COUNTER, labels)
         with self._lock:
             self._values[key] = self._values.get(key, 0) + value
+
+    def counters(self, names: Sequence[str], /, **labels: str) -> Callable[[Sequence[float]], None]:
+        """``add`` to several counters that have these labels, prepared: for what every request counts."""
+        keys = [self._key(name, Kind.COUNTER, labels) for name in names]
+
+        def add(amounts: Sequence[float]) -> None:
+            values = self._values
+            with self._lock:
+                for key, amount in zip(keys, amounts, strict=True):
+                    values[key] = values.get(key, 0) + amount
+
+        return add
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Note the present value of a gauge."""

@@ -64,12 +64,13 @@ class Segment:
         descriptor: the memfd, or -1.
         data: all data bytes; writable for the owner.
         backed: data bytes from the start that are known to have real memory and to be mapped.
+        generations: a word for each page of the data; that of an extent is the one where it begins.
         used: data bytes from the start that extents were ever cut from.
         moved: set when ``used`` grows.
     """
 
     __slots__ = (
-        "_address", "_lock", "_map", "_words", "backed", "closed", "data", "descriptor", "moved",
+        "_address", "_lock", "_map", "backed", "closed", "data", "descriptor", "generations", "moved",
         "nbytes", "number", "used",
     )  # fmt: skip
 
@@ -84,7 +85,7 @@ class Segment:
         self._address = 0
         self._lock = threading.Lock()  # nobody allocates through a descriptor being closed
         self.data = memoryview(mapped)[:nbytes]
-        self._words = memoryview(mapped)[nbytes : nbytes + _words_nbytes(nbytes)].cast("Q")
+        self.generations = memoryview(mapped)[nbytes : nbytes + _words_nbytes(nbytes)].cast("Q")
 
     @property
     def address(self) -> int:
@@ -95,14 +96,14 @@ class Segment:
 
     def generation(self, base: int) -> int:
         """The generation word of the extent that begins at ``base``."""
-        return self._words[base >> 12]
+        return self.generations[base >> 12]
 
     def advance(self, base: int) -> int:
         """Give the place to somebody else: change its generation word and return it."""
         if self.closed:
             return 0
-        generation = self._words[base >> 12] + 1
-        self._words[base >> 12] = generation
+        generation = self.generations[base >> 12] + 1
+        self.generations[base >> 12] = generation
         return generation
 
     def back(self, base: int, nbytes: int) -> None:
@@ -125,7 +126,7 @@ class Segment:
             if self.closed:
                 return
             self.closed = True
-            self._words.release()
+            self.generations.release()
             self.data.release()
             with contextlib.suppress(BufferError):
                 self._map.close()

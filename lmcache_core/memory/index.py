@@ -8,7 +8,8 @@ share one dictionary keyed by the 32 raw bytes of the digest. Not thread-safe: i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from lmcache_core.spi.keys import Key
@@ -80,21 +81,20 @@ class Index:
         for (space, group), table in self._tables.items():
             yield space, group, len(table.slots), table.nbytes
 
-    def slots_of(self, keys: Iterable[Key], /) -> list[int]:
+    def slots_of(self, keys: Sequence[Key], /) -> list[int]:
         """Slot of each key, -1 where absent."""
-        found: list[int] = []
-        append = found.append
-        space: bytes | None = None
-        group = -1
-        nothing: dict[bytes, int] = {}
-        get = nothing.get
-        for its_space, digest, its_group in keys:
-            if its_space is not space or its_group != group:
-                space, group = its_space, its_group
-                table = self._tables.get((space, group))
-                get = (nothing if table is None else table.slots).get
-            append(get(digest, -1))
-        return found
+        if not keys:
+            return []
+        spaces, digests, groups = zip(*keys, strict=True)
+        if spaces.count(spaces[0]) == len(keys) == groups.count(groups[0]):  # of one prefix, mostly
+            table = self._tables.get((spaces[0], groups[0]))
+            slots = {} if table is None else table.slots
+            return [*map(slots.get, digests, repeat(-1))]
+        find = self._tables.get
+        return [
+            -1 if (table := find((space, group))) is None else table.slots.get(digest, -1)
+            for space, digest, group in keys
+        ]
 
     def slot_of(self, key: Key, /) -> int:
         """Slot of one key, -1 where absent."""

@@ -27,6 +27,11 @@ from lmcache_core.storage.tier import Tier
 from lmcache_core.storage.writing import Parcel, Writing
 
 MEMORY_STATES = ("free", "clean", "dirty", "reserved", "quarantined")
+_COUNTED = [
+    f"lmcache_tier_{what}_{unit}_total"
+    for unit in ("chunks", "tokens")
+    for what in ("asked", "hit", "missed")
+]
 
 
 class Resident:
@@ -62,6 +67,7 @@ class Resident:
         self.pool = pool
         self.tiers: list[Tier] = []
         self.metrics = metrics or Metrics()
+        self._counters = self.metrics.counters(_COUNTED, tier=context.tier)
         self.prefill = Prefill()
         self.writing = Writing(pool, self.tiers, int(pool.capacity * self.config.manager.dirty_cap))
         self.writing.tokens = self.config.engine.chunk_size
@@ -214,10 +220,5 @@ class Resident:
 
     def _count(self, asked: int, hits: int, tokens: int) -> None:
         tokens = tokens or self.config.engine.chunk_size
-        add, name = self.metrics.add, self.context.tier
-        add("lmcache_tier_asked_chunks_total", asked, tier=name)
-        add("lmcache_tier_hit_chunks_total", hits, tier=name)
-        add("lmcache_tier_missed_chunks_total", asked - hits, tier=name)
-        add("lmcache_tier_asked_tokens_total", asked * tokens, tier=name)
-        add("lmcache_tier_hit_tokens_total", hits * tokens, tier=name)
-        add("lmcache_tier_missed_tokens_total", (asked - hits) * tokens, tier=name)
+        chunks = asked, hits, asked - hits
+        self._counters((*chunks, *[count * tokens for count in chunks]))

@@ -82,18 +82,20 @@ class DaemonClient(Connections):
         if len(keys) > MOST_KEYS:
             return Loaded((), Reason.FULL)
         runs, until = to_runs(keys), self._until(deadline)
-        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
-            reply = self.exchange(
-                link, home, replies.Granted,
-                lambda id: records.Load(
-                    id, runs, self._left(until) if seconds is None else seconds, tokens, tenant,
-                    not link.local,
-                ),
-                until,
-            )  # fmt: skip
-            with home.unless_used(reply):
-                return self._granted(link, home, keys, reply, until)
-        return Loaded((), self.trouble)
+        try:
+            with self.link(until) as (link, home):
+                reply = self.exchange(
+                    link, home, replies.Granted,
+                    lambda id: records.Load(
+                        id, runs, self._left(until) if seconds is None else seconds, tokens, tenant,
+                        not link.local,
+                    ),
+                    until,
+                )  # fmt: skip
+                with home.unless_used(reply):
+                    return self._granted(link, home, keys, reply, until)
+        except _NO_ANSWER:
+            return Loaded((), self.trouble)
 
     def reserve(
         self,
@@ -319,9 +321,8 @@ class DaemonClient(Connections):
             self.fetch(link, home, until)
             if not home.knows(reply.extents):
                 raise nonsense(link, "a segment that it does not hand out")
-        packed, spare = reply.extents[: 32 * count], self.spare
-        leases = RemoteLeases(home, reply.grant, keys, packed, reply.identities, values, spare)
-        return Loaded(leases, reason)
+        held = reply.grant, keys, reply.extents[: 32 * count], reply.identities
+        return Loaded(RemoteLeases(home, *held, values, self.spare), reason)
 
     def _reserved(
         self,

@@ -27,6 +27,7 @@ Notice = replies.Ready | replies.Revoke | replies.Boot
 ONE_WAY = (records.Dispatch, records.Release, records.Abort, records.Prefill)
 NOTICES = (replies.Ready, replies.Revoke, replies.Boot)
 
+_NO_LENGTH = bytes(LENGTH.size)
 _encoder = msgspec.msgpack.Encoder()
 _REQUESTS = [
     kind
@@ -43,9 +44,17 @@ _key = partial(tuple.__new__, Key)  # a named tuple's own constructor is four ti
 
 def frame(record: Record, /) -> bytearray:
     """A record as it goes over the wire."""
-    buffer = bytearray(LENGTH.size)
-    _encoder.encode_into(record, buffer, LENGTH.size)
-    LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
+    return frames((record,))
+
+
+def frames(records: Iterable[Record], /) -> bytearray:
+    """Several records, back to back."""
+    buffer = bytearray()
+    for record in records:
+        begin = len(buffer)
+        buffer += _NO_LENGTH
+        _encoder.encode_into(record, buffer, -1)
+        LENGTH.pack_into(buffer, begin, len(buffer) - begin - LENGTH.size)
     return buffer
 
 

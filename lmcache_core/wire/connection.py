@@ -8,15 +8,16 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from lmcache_core.spi.errors import BackendError, ConfigError, DeadlineExceeded, Unavailable
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.address import Address, parse
-from lmcache_core.wire.codec import Notice, Reply, frame
+from lmcache_core.wire.borrowed import Borrowed
+from lmcache_core.wire.codec import Notice, Reply, frames
 from lmcache_core.wire.grants import Home, Spare
 from lmcache_core.wire.greeting import authenticate, greet, nonsense, refused
 from lmcache_core.wire.helper import RETRY, TICK, helper, watch
@@ -103,46 +104,42 @@ class Connections:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def link(self, until: float) -> Iterator[tuple[Link, Home]]:
-        """A connection for one exchange.
+    def link(self, until: float) -> Borrowed:
+        """A connection for one exchange; see there."""
+        return Borrowed(self, until)
 
-        Raises:
-            Unavailable: there is no daemon just now; costs nothing.
-        """
+    def borrow(self, begun: float) -> tuple[Link | None, Home]:
+        """Take an idle connection, if there is one; ``give_back`` it, or what was made in its place."""
         if self._thread is None:
             self._start()
-        begun = self.now()
         with self._lock:
             home = self.home if begun >= self._quiet_until else None
             if home is not None:
-                link = self._idle.pop() if self._idle else None
                 self._busy += 1
-        if home is None:
-            self.trouble = Reason.CLOSED if self.home is None else Reason.DEADLINE
-            raise Unavailable(f"no daemon at {self.address}")
-        try:
-            if link is None:
-                link = self._join(home, until)
-            yield link, home
+                return (self._idle.pop() if self._idle else None), home
+        self.trouble = Reason.CLOSED if self.home is None else Reason.DEADLINE
+        raise Unavailable(f"no daemon at {self.address}")
+
+    def give_back(
+        self, link: Link | None, home: Home, begun: float, error: BaseException | None
+    ) -> None:
+        """End of an exchange on a connection of this life of the daemon, with what it has raised."""
+        if error is None:
             self._quiet_until = 0.0
-        except DeadlineExceeded:
+        elif isinstance(error, DeadlineExceeded):
             # Whoever is slow now would cost the next call its deadline too.
-            waited = max(0.0, self.now() - begun)
-            self._quiet_until = self.now() + waited * random.uniform(0.5, 1.0)
+            now = self.now()
+            self._quiet_until = now + max(0.0, now - begun) * random.uniform(0.5, 1.0)
             self.trouble = Reason.DEADLINE
-            raise
-        except Unavailable:
+        elif isinstance(error, Unavailable):
             self.trouble = Reason.CLOSED
             self._lost(home)
-            raise
-        finally:
-            with self._lock:
-                self._busy -= 1
-                if link is not None and not link.failed and home is self.home:
-                    self._idle.append(link)
-                elif link is not None:
-                    link.close()
+        with self._lock:
+            self._busy -= 1
+            if link is not None and not link.failed and home is self.home:
+                self._idle.append(link)
+            elif link is not None:
+                link.close()
 
     def exchange(
         self,
@@ -158,8 +155,7 @@ class Connections:
         """Send a request, with what has ended in front of it, and take its reply."""
         said = self._endings(home)
         try:
-            before = [frame(record) for record in said]
-            reply = link.call(make, until, before=before, after=after, received=received)
+            reply = link.call(make, until, before=said, after=after, received=received)
             home.note(reply, said)
         except BackendError:
             home.unsaid(said)
@@ -214,13 +210,13 @@ class Connections:
             if self.home is not None or self._closed:
                 return self.home is not None
             try:
-                self._join(None, self.now() + max(self.timeout, 0.25))
+                self.join(None, self.now() + max(self.timeout, 0.25))
             except (BackendError, ConfigError, OSError, ValueError) as error:
                 self._say(str(error), logging.WARNING)
                 return False
             return True
 
-    def _join(self, home: Home | None, until: float) -> Link:
+    def join(self, home: Home | None, until: float) -> Link:
         """Open a connection: into the session of ``home``, or the first one."""
         joining = home or self._previous
         link, welcome, received = self._greet(self.address, joining, until)
@@ -361,7 +357,7 @@ class Connections:
         try:
             if said:
                 with self.link(until) as (link, _):
-                    link.send([frame(record) for record in said], until)
+                    link.send([frames(said)], until)
         except BackendError:
             home.unsaid(said)
             raise

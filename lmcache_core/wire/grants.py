@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
 from lmcache_core import ops
@@ -126,9 +125,10 @@ class Home:
         """Grants count as held from the moment they are read off the socket; what stood before the request was heard."""
         with self.lock:
             self.held.update(_grants(reply))
-            for record in said:
-                for grant in record.grants if isinstance(record, Dispatch) else ():
-                    self.dispatched.pop(grant, None)
+            if self.dispatched:
+                for record in said:
+                    for grant in record.grants if isinstance(record, Dispatch) else ():
+                        self.dispatched.pop(grant, None)
 
     def late(self, reply: Reply) -> None:
         """Nobody waits for this reply any more: give back what it grants."""
@@ -136,14 +136,9 @@ class Home:
             self.held.difference_update(_grants(reply))
             (self.ended if isinstance(reply, Granted) else self.aborted).extend(_grants(reply))
 
-    @contextmanager
-    def unless_used(self, reply: Reply) -> Iterator[None]:
+    def unless_used(self, reply: Reply) -> UnlessUsed:
         """Give back what a reply grants when what is made of it fails: memory that could not be mapped in time."""
-        try:
-            yield
-        except BaseException:
-            self.late(reply)
-            raise
+        return UnlessUsed(self, reply)
 
     def endings(self) -> list[Record]:
         """What the daemon has not been told yet."""
@@ -191,6 +186,23 @@ class Home:
     def current(self, extent: Extent) -> bool:
         """Whether the place still belongs to the value it was named for; ask again after the copy."""
         return not extent.nbytes or self._maps[extent.segment].current(extent)
+
+
+class UnlessUsed:
+    """What ``Home.unless_used`` returns."""
+
+    __slots__ = ("_home", "_reply")
+
+    def __init__(self, home: Home, reply: Reply) -> None:
+        self._home = home
+        self._reply = reply
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            self._home.late(self._reply)
 
 
 def _grants(reply: Reply) -> list[int]:

@@ -14,7 +14,15 @@ from typing import Any
 
 from lmcache_core.spi.errors import ConfigError, DeadlineExceeded, Unavailable
 from lmcache_core.wire.address import Address
-from lmcache_core.wire.codec import LENGTH, NOTICES, DecodeError, Notice, Reply, decode_reply, frame
+from lmcache_core.wire.codec import (
+    LENGTH,
+    NOTICES,
+    DecodeError,
+    Notice,
+    Reply,
+    decode_reply,
+    frames,
+)
 from lmcache_core.wire.records import MOST_FRAME, Message, Record
 
 _ROOM = 1 << 16
@@ -110,7 +118,7 @@ class Link:
 
     def send(
         self,
-        frames: Sequence[bytes | bytearray | memoryview],
+        parts: Sequence[bytes | bytearray | memoryview],
         until: float,
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -120,7 +128,7 @@ class Link:
             Unavailable, DeadlineExceeded: not all of it went out; the connection has failed.
         """
         try:
-            first, *more = frames
+            first, *more = parts
             if descriptors:
                 self._arm(socket.SO_SNDTIMEO, until)
                 rights = struct.pack(f"{len(descriptors)}i", *descriptors)
@@ -128,8 +136,8 @@ class Link:
                     [first], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 )
                 first = memoryview(first)[sent:]
-            elif more and len(frames[-1]) < _ROOM:
-                first, more = b"".join(frames), []
+            elif more and len(parts[-1]) < _ROOM:
+                first, more = b"".join(parts), []
             for part in (first, *more):
                 self._push(memoryview(part), until)
         except OSError as error:
@@ -141,7 +149,7 @@ class Link:
         until: float,
         /,
         *,
-        before: Sequence[bytes | bytearray] = (),
+        before: Sequence[Record] = (),
         after: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
         received: list[int] | None = None,
@@ -151,7 +159,7 @@ class Link:
         Args:
             make: builds the record around its id.
             until: monotonic time.
-            before, after: one-way frames in front, raw bytes behind.
+            before, after: one-way records in front, raw bytes behind.
             received: takes descriptors that come with the reply; the caller closes them.
 
         Raises:
@@ -159,10 +167,10 @@ class Link:
             Unavailable: the connection has failed.
         """
         self._id += 1
-        self.send([*before, frame(make(self._id)), *after], until, descriptors)
+        self.send([frames((*before, make(self._id))), *after], until, descriptors)
         while True:
             said = self.receive(until, received)
-            if isinstance(said, NOTICES):
+            if not isinstance(said, Message):
                 self._notify(said)
             elif said.id == self._id:
                 return said
@@ -171,7 +179,7 @@ class Link:
 
     def post(self, record: Record, until: float, /) -> None:
         """Send a one-way record."""
-        self.send([frame(record)], until)
+        self.send([frames((record,))], until)
 
     def receive(self, until: float, received: list[int] | None = None, /) -> Reply | Notice:
         """The next record, whoever it is for."""
@@ -244,10 +252,13 @@ class Link:
         else:
             flags = socket.MSG_DONTWAIT
         try:
-            with memoryview(self._buffer) as view, view[self._end :] as room:
-                if received is None:
+            if received is None and not self._end:  # mostly
+                got = self._socket.recv_into(self._buffer, 0, flags)
+            elif received is None:
+                with memoryview(self._buffer) as view, view[self._end :] as room:
                     got = self._socket.recv_into(room, 0, flags)
-                else:
+            else:
+                with memoryview(self._buffer) as view, view[self._end :] as room:
                     space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
                     got, extra, _, _ = self._socket.recvmsg_into([room], space, flags)
                     for level, kind, data in extra:

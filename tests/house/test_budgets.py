@@ -14,7 +14,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 CEILINGS = {
-    "modules": 1245,
+    "modules": 1251,
     "cli": 1008,
     "config": 1034,
     "engine": 835,
@@ -24,7 +24,7 @@ CEILINGS = {
     "spi": 1156,
     "storage": 2915,
     "testing": 3945,
-    "wire": 1850,
+    "wire": 1900,
     "wrappers": 1534,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""

@@ -274,7 +274,7 @@ def test_client_that_joins_alone_ends_what_was_granted_on_connections_it_has_lef
     client, watcher = daemon.client(), daemon.client()
     before = describe(watcher)["memory"]["reserved"]
     until = client.now() + 5
-    left = client._join(client.home, until)  # never closed at this end
+    left = client.join(client.home, until)  # never closed at this end
     sizes = WHOLE.to_bytes(8, "little")
     left.send([frame_of(records.Reserve(1, to_runs([key(116)]), sizes))], until)
     wait_for(lambda: describe(watcher)["memory"]["reserved"] > before)

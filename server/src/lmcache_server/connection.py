@@ -153,29 +153,47 @@ class Connection:
     def _parse(self) -> None:
         """Handle the whole frames that are there, as many as others can wait for."""
         until = time.perf_counter() + _TURN
-        while not self.closed and not self._into and self._waiting < _MOST_WAITING:
-            have = self._end - self._begin
-            if have < LENGTH.size:
-                break
-            (nbytes,) = LENGTH.unpack_from(self._buffer, self._begin)
-            if nbytes > (_MOST_HELLO if self.session is None else records.MOST_FRAME):
-                tls = nbytes & 0xFFFF == _TLS_HELLO
-                raise ValueError(
-                    "TLS where none is served" if tls else f"a frame of {nbytes} bytes"
-                )
-            if have < LENGTH.size + nbytes:
-                if len(self._buffer) - self._begin < LENGTH.size + nbytes:
-                    self._buffer.extend(bytes(LENGTH.size + nbytes))
-                break
-            begin = self._begin + LENGTH.size
-            self._begin = begin + nbytes
-            with memoryview(self._buffer) as view, view[begin : self._begin] as body:
-                record = decode_request(body)
-            self._handle(record)
-            if time.perf_counter() > until and self._begin < self._end:
-                self._loop.call_soon(self._guarded, self._parse)
-                break
+        ended: list[records.Release] = []
+        try:
+            while not self.closed and not self._into and self._waiting < _MOST_WAITING:
+                record = self._next()
+                if record is None:
+                    break
+                more = self._begin < self._end
+                if type(record) is records.Release and more and self.session is not None:
+                    ended.append(record)  # nobody waits for its effect, but for the next answer
+                    continue
+                if ended and (type(record) is not records.Load or self.daemon.crowded()):
+                    self._release(ended)
+                self._handle(record)
+                if more and time.perf_counter() > until:
+                    self._loop.call_soon(self._guarded, self._parse)
+                    break
+        finally:
+            self._release(ended)
         self._read(self._waiting < _MOST_WAITING and not self._queued_much())
+
+    def _next(self) -> records.Record | None:
+        """The next frame, if all of it is there."""
+        have = self._end - self._begin
+        if have < LENGTH.size:
+            return None
+        (nbytes,) = LENGTH.unpack_from(self._buffer, self._begin)
+        if nbytes > (_MOST_HELLO if self.session is None else records.MOST_FRAME):
+            tls = nbytes & 0xFFFF == _TLS_HELLO
+            raise ValueError("TLS where none is served" if tls else f"a frame of {nbytes} bytes")
+        if have < LENGTH.size + nbytes:
+            if len(self._buffer) - self._begin < LENGTH.size + nbytes:
+                self._buffer.extend(bytes(LENGTH.size + nbytes))
+            return None
+        begin = self._begin + LENGTH.size
+        self._begin = begin + nbytes
+        with memoryview(self._buffer) as view, view[begin : self._begin] as body:
+            return decode_request(body)
+
+    def _release(self, ended: list[records.Release]) -> None:
+        while ended:
+            self._handle(ended.pop(0))
 
     def _queued_much(self) -> bool:
         return self._queued - self._gone_out > _SLICE
