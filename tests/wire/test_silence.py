@@ -140,7 +140,8 @@ def test_both_ends_of_tcp_ask_for_signs_of_life(tmp_path, monkeypatch):
         probes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
         probes *= sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
         assert probes + sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= SILENCE_S
-        assert "timer:(keepalive" in timers(node.port)[f":{node.port}"]
+        waits = "timer:(keepalive"  # once nothing is under way
+        wait_for(lambda: waits in timers(node.port).get(f":{node.port}", ""), what=waits)
         client.close()
 
 

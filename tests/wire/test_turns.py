@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from lmcache_server.turns import Turns
 
 from lmcache_core.spi import Refusal
 from lmcache_core.wire import records, replies
@@ -60,16 +61,21 @@ def test_a_turn_stays_short_while_a_storm_evicts_lists_and_scrapes(daemon):
     client.close()
 
 
-def test_a_long_turn_is_counted(daemon):
-    client = daemon.client()
-    before = turns(client)
-    many = [key(1_000_000 + number) for number in range(60_000)]
-    assert client.lookup(many).leading == 0
-    after = turns(client)
-    assert after["long"] > before["long"]
-    assert after["busy"] > before["busy"]
-    assert after["slowest"] > 0.001
-    client.close()
+def test_a_long_turn_is_counted_and_a_busy_one_told_apart():
+    selector = Turns()
+    selector.begin()
+    selector.select(0)
+    assert (selector.long, selector.busy) == (0, 0)
+    time.sleep(0.005)
+    selector.select(0)
+    assert (selector.long, selector.busy) == (1, 0)
+    begun = time.thread_time()
+    while time.thread_time() < begun + 0.003:
+        pass
+    selector.select(0)
+    assert (selector.long, selector.busy) == (2, 1)
+    assert selector.slowest > 0.003
+    selector.close()
 
 
 def test_one_page_of_a_list_is_short_and_the_list_is_whole(daemon):

@@ -37,12 +37,13 @@ from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
 from lmcache_server.listening import claim, disclaim, listen
+from lmcache_server.many import MANY_VERBS
 from lmcache_server.pins import Pins
 from lmcache_server.session import Session, Sessions
 from lmcache_server.turns import Turns, steady
 from lmcache_server.verbs import VALUE_VERBS, Answer
 
-VERBS = {**VALUE_VERBS, **ADMIN_VERBS}
+VERBS = {**VALUE_VERBS, **ADMIN_VERBS, **MANY_VERBS}
 _MOST_CONNECTIONS = 1024
 _MOST_PEERS = 1000
 _STOCK_AGE_S = 0.05

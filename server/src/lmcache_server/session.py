@@ -19,6 +19,7 @@ from lmcache_core.memory.leases import Held, OwnerProcess
 from lmcache_core.memory.pool import Pool
 from lmcache_core.spi import Lease, Reservation
 from lmcache_core.storage.manager import StorageManager
+from lmcache_server.slices import Joined
 
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
@@ -126,7 +127,7 @@ class Sessions:
         for grant in grants:
             leases = session.leases.pop(grant, None)
             if leases is not None:
-                self.manager.release(leases)
+                self.end(leases)
             elif not self._read(grant):
                 session.early.append(grant)
         for grant, positions in parts:
@@ -134,6 +135,13 @@ class Sessions:
             if leases is not None:
                 self.manager.release([leases[at] for at in positions if at < len(leases)])
         self._forget_if_over(session)
+
+    def end(self, leases: Sequence[Lease | None]) -> None:
+        """End leases; those that were granted in slices end in slices."""
+        if isinstance(leases, Joined):
+            leases.end(self.manager.release)
+        else:
+            self.manager.release(leases)
 
     def undelivered(self, session: Session, grant: int, ranks: int) -> None:
         """Leases were dispatched while ranks were away: they stay where they are until so many have read."""

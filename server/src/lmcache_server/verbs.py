@@ -6,16 +6,16 @@ import asyncio
 import struct
 from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core import frame
 from lmcache_core.memory.leases import Held, Leases, State
 from lmcache_core.spi import Closed, ConfigError, Key, Lease, Refusal
-from lmcache_core.storage.results import Loaded, Lookup, Place, Reason
+from lmcache_core.storage.results import Loaded, Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import Reply, to_keys
 from lmcache_server.engines import OLD, Joint
+from lmcache_server.finding import find
 from lmcache_server.session import Session
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Answer = Reply | Coroutine[Any, Any, Reply] | None
 Verb = Callable[["Daemon", "Connection", Session, Any], Answer]
 IDENTITY = 16
+_EXTENT = struct.Struct("<4Q")
 _TOUCH_S = 0.2
 """Longest a reservation waits for memory to be touched."""
 
@@ -39,31 +40,6 @@ def segments(daemon: Daemon, link: Connection, session: Session, ask: records.Se
     found, descriptors = daemon.segments(ask.first)
     link.reply(replies.Mapped(ask.id, found), descriptors=descriptors)
     return None
-
-
-def find(daemon: Daemon, link: Connection, session: Session, ask: records.Find) -> Answer:
-    keys, manager = to_keys(ask.keys), daemon.manager
-    there = manager.lookup_resident(keys)
-    if None not in there or not manager.tiers:
-        name = manager.context.tier
-        return _found(ask.id, Lookup(tuple(None if n is None else Place(name, n) for n in there)))
-
-    async def work() -> Reply:
-        deadline = daemon.now() + ask.seconds
-        return _found(ask.id, await manager.lookup(keys, deadline=deadline, tokens=ask.tokens))
-
-    return work()
-
-
-def _found(id: int, lookup: Lookup) -> replies.Found:
-    tiers = list(dict.fromkeys(place.tier for place in lookup.places if place is not None))
-    return replies.Found(
-        id,
-        tiers,
-        [-1 if place is None else tiers.index(place.tier) for place in lookup.places],
-        [0 if place is None else place.nbytes for place in lookup.places],
-        list(lookup.unanswered),
-    )
 
 
 def load(daemon: Daemon, link: Connection, session: Session, ask: records.Load) -> Answer:
@@ -103,22 +79,38 @@ def _grant(
     count: int | None = None,
 ) -> Reply | None:
     leases: Sequence[Lease | None] = loaded.leases
-    reason = loaded.reason.value
+    packed, identities = packed_leases(leases, count)
+    return hand_over(daemon, link, session, ask, leases, packed, identities, loaded.reason.value)
+
+
+def packed_leases(leases: Sequence[Lease | None], count: int | None = None) -> tuple[bytes, bytes]:
+    """Extents and identities, as ``Granted`` has them."""
+    if isinstance(leases, Leases):
+        return pack(leases, len(leases) if count is None else count)
+    loans = [lease for lease in leases if lease is not None]
+    extents = b"".join([_EXTENT.pack(*_words(lease.extent)) for lease in loans])
+    return extents, b"".join([lease.identity for lease in loans])
+
+
+def hand_over(
+    daemon: Daemon,
+    link: Connection,
+    session: Session,
+    ask: records.Load,
+    leases: Sequence[Lease | None],
+    packed: bytes,
+    identities: bytes,
+    reason: str,
+) -> Reply | None:
+    """The answer to a load: a grant, or the values themselves."""
     if not leases:
         return replies.Granted(ask.id, 0, b"", b"", reason)
-    if isinstance(leases, Leases):
-        packed, identities = pack(leases, len(leases) if count is None else count)
-    else:
-        loans = [lease for lease in leases if lease is not None]
-        extents = [lease.extent for lease in loans]
-        packed = b"".join(struct.pack("<4Q", *_words(extent)) for extent in extents)
-        identities = b"".join(lease.identity for lease in loans)
     if ask.stream:
         values = [leases[at].view for at in range(len(packed) // 32)]  # type: ignore[union-attr]
         link.reply(
             replies.Granted(ask.id, 0, packed, identities, reason),
             values=values,
-            sent=lambda: daemon.manager.release(leases),
+            sent=lambda: daemon.sessions.end(leases),
         )
         return None
     grant = daemon.sessions.number()
@@ -133,16 +125,15 @@ def _words(extent: Any) -> tuple[int, int, int, int]:
 def pack(leases: Leases, count: int) -> tuple[bytes, bytes]:
     """Extents and identities of the first ``count`` leases, straight from the index's columns."""
     index, slots = leases.columns, leases.slots[:count]
-    generation = [segment.generation for segment in leases.arena.segments]
-    pick = itemgetter(*slots, slots[-1])  # one more, so that it is a tuple always
-    words: list[int] = []
-    extend = words.extend
-    for slab, position, nbytes in zip(
-        pick(index.places), pick(index.positions), pick(index.nbytes), strict=True
-    ):
-        number, base = slab.segment, slab.base + position * slab.size
-        extend((number, base, nbytes, generation[number](base)))
-    return array("Q", words[:-4]).tobytes(), index.identities(slots)
+    generations = [segment.generations for segment in leases.arena.segments]
+    places, positions, lengths = index.places, index.positions, index.nbytes
+    parts: list[bytes] = []
+    append, extent = parts.append, _EXTENT.pack
+    for slot in slots:
+        slab = places[slot]
+        number, base = slab.segment, slab.base + positions[slot] * slab.size
+        append(extent(number, base, lengths[slot], generations[number][base >> 12]))
+    return b"".join(parts), index.identities(slots)
 
 
 def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Reserve) -> Answer:
@@ -154,21 +145,29 @@ def reserve(daemon: Daemon, link: Connection, session: Session, ask: records.Res
         raise ConfigError(f"more than {records.MOST_VALUE} bytes in one request")
     wants = list(zip(keys, sizes, strict=True))
     if not daemon.touching(sum(sizes)):
-        return _reserved(daemon, session, ask, wants)
+        return reserved(daemon, session, ask, wants)
 
     async def work() -> Reply:
-        # Memory that nobody has touched yet would hold up everybody while the kernel makes it.
-        end = daemon.now() + _TOUCH_S
-        while daemon.touching(sum(sizes)) and daemon.now() < end:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        if link.closed:  # nobody would hear of the memory
-            raise Closed("the client has gone")
-        return _reserved(daemon, session, ask, wants)
+        await touched(daemon, link, sum(sizes))
+        return reserved(daemon, session, ask, wants)
 
     return work()
 
 
-def _reserved(
+async def touched(daemon: Daemon, link: Connection, nbytes: int) -> None:
+    """Wait until so much memory is touched: the kernel would hold up everybody while it makes it.
+
+    Raises:
+        Closed: nobody would hear of the memory any more.
+    """
+    end = daemon.now() + _TOUCH_S
+    while daemon.touching(nbytes) and daemon.now() < end:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    if link.closed:
+        raise Closed("the client has gone")
+
+
+def reserved(
     daemon: Daemon, session: Session, ask: records.Reserve, wants: list[tuple[Key, int]]
 ) -> replies.Reserved:
     manager = daemon.manager
