@@ -43,6 +43,7 @@ class DiskPlace(Place):
 
     Attributes:
         told: digests of values that are acknowledged and not deleted since; None: another store's.
+        timed: values that may have been stored for a time only.
         crash_in: system calls until the process ends, then ``crash`` is called; 0: it goes on.
     """
 
@@ -62,6 +63,7 @@ class DiskPlace(Place):
         self.met = Counter[str]()
         self.told: dict[Key, bytes | None] = {}
         self.begun: dict[Key, set[bytes]] = {}
+        self.timed: set[Key] = set()
         self.deletions = Counter[Key]()
         self.active = False
         self.calmed = False
@@ -96,6 +98,10 @@ class DiskPlace(Place):
         else:
             self.files.kill()
         self.met["power" if power else "process"] += 1
+        self._look(power=power)
+
+    def _look(self, *, power: bool = False) -> None:
+        """What is told is there, and whole, at every moment."""
         found = {key: ops.digest(node.content, 0) for key, node in self._values()}
         lost = [key for key, digest in self.told.items() if digest not in (None, found.get(key))]
         lost += [key for key in self.told if key not in found]
@@ -112,6 +118,7 @@ class DiskPlace(Place):
         assert self.shared or not left, f"left by a process that is gone: {left}"
 
     def _calm(self) -> None:
+        self._look()
         self.active, self.calmed, self.crash_in = False, True, 0
 
     def _before(self, call: str, nbytes: int) -> None:
@@ -170,11 +177,13 @@ class Told(Wrapper):
         for each in batch:
             digests.append(ops.digest(b"".join(each.parts), 0))
             place.begun.setdefault(each.key, set()).add(digests[-1])
+            if each.ttl is not None:
+                place.timed.add(each.key)
         before = [place.deletions[each.key] for each in batch]
 
         def told(at: int, result: Stored) -> None:
             key = batch[at].key
-            if batch[at].ttl is None and before[at] == place.deletions[key]:
+            if key not in place.timed and before[at] == place.deletions[key]:
                 if result.status is StoreStatus.STORED:
                     place.told[key] = digests[at]
                 elif result.status is StoreStatus.PRESENT:
