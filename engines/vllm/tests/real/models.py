@@ -51,6 +51,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
          "mamba_d_state": 64, "mamba_d_head": 64, "mamba_d_conv": 4, "mamba_expand": 2,
          "mamba_chunk_size": 256, "position_embedding_type": "rope"},
     ),
+    "gated": (  # gated delta nets beside attention, as Qwen3-Next has them; vLLM computes them with experts
+        "Qwen3Next",
+        {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 4,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+         "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 1, "decoder_sparse_step": 1,
+         "mlp_only_layers": [], "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+         "partial_rotary_factor": 0.25},
+    ),
     "hybrid": (  # short convolutions beside attention: a recurrent state and pages
         "Lfm2",
         {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_bias": False,
