@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmcache_backend_redis import RedisBackend, ValkeyBackend
+from lmcache_backend_redis.client import Flight
 from lmcache_backend_redis.config import RedisConfig, target_of
-from lmcache_backend_redis.moving import LOADING
+from lmcache_backend_redis.moving import LOADING, move
 from lmcache_backend_redis.resp import Broken, Link, Said
 
 from lmcache_core.config import load
@@ -225,6 +226,33 @@ def test_part_that_shrank_between_two_replies_is_a_miss():
         assert LOADING.read(link, load).status is status
         assert link.reply() == b"OK"
         link.close()
+
+
+class Only:
+    """A client that has one connection, and nothing else to turn to."""
+
+    def __init__(self, link):
+        self.link = lambda address, flight: contextlib.nullcontext(link)
+        self.name = str.encode
+
+
+@pytest.mark.parametrize(
+    ("unix", "course"),
+    [(True, "ask read ask read ask read"), (False, "ask ask read ask read read")],
+)
+def test_next_value_is_asked_for_ahead_except_over_a_unix_socket(unix, course):
+    link, seen = scripted(b"$3\r\nabc\r\n" * 3), []
+    assert link.unix
+    link.unix, bulk = unix, link.bulk
+    link.send = lambda *views: seen.append("ask")
+    link.bulk = lambda: seen.append("read") or bulk()
+    loads = [Load(Key(bytes(32), bytes([n]) * 32), (memoryview(bytearray(3)),)) for n in range(3)]
+    told = {}
+    move(Only(link), LOADING, None, list(enumerate(loads)), told.__setitem__, Flight())
+    assert " ".join(seen) == course
+    assert [told[n].status for n in range(3)] == [LoadStatus.FILLED] * 3
+    assert [bytes(load.into[0]) for load in loads] == [b"abc"] * 3
+    link.close()
 
 
 def test_error_replies_say_whether_trying_again_helps():

@@ -23,7 +23,11 @@ from lmcache_core.spi import (
 )
 
 WINDOW = 2
-"""Commands under way: the server prepares a reply while another is read. More only fill its buffers."""
+"""Commands under way: the server prepares a reply while another is read. More only fill its buffers.
+
+Loads over a unix socket go one at a time. It holds less than a reply, so the server would prepare the next one in the middle
+of this one, whose rest then leaves the processor's cache.
+"""
 REFUSALS = {
     "OOM": "full",
     "READONLY": "read-only",
@@ -68,8 +72,9 @@ def move(
             if verb is STORING and not asking:
                 left = deque(_absent(client, link, left, tell))
             ahead = deque(left)
+            window = 1 if asking or (link.unix and verb is LOADING) else WINDOW
             while left:
-                while ahead and len(left) - len(ahead) < (1 if asking else WINDOW):
+                while ahead and len(left) - len(ahead) < window:
                     flight.board()
                     item = ahead.popleft()[1]
                     if asking:

@@ -71,6 +71,7 @@ class Link:
         """False: not to be used again, although nothing is broken."""
         self._connection = connection
         self._socket: socket.socket = connection._sock  # no public name for it
+        self.unix = self._socket.family == socket.AF_UNIX
         self._wait = 0
         self._timeout = timeout
         if isinstance(self._socket, ssl.SSLSocket):
