@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lmcache_backend_disk import backend as disk
-from lmcache_backend_disk import opening, transfer
+from lmcache_backend_disk import opening
 from lmcache_backend_disk.client import Root
 from lmcache_server import greeting, verbs
 from lmcache_server.connection import Connection
@@ -92,7 +92,6 @@ BUGS = (
     Bug("scan passes over what it cannot see at once", "PER", disk, "_status", "range(STUBBORN - 1)", "()"),
     Bug("name before its bytes are synced", "PER", Root, "_write", "if self._sync is not Sync.NONE:", "if False:"),
     Bug("acknowledged before the name is synced", "PER", Root, "_settle", "if self._sync is Sync.DURABLE:", "if False:"),
-    Bug("half file visible after a short write", "PER", transfer, "write_from", "done += max(0, moved)", "done = total"),
     Bug("leftovers of a dead writer kept", "PER", opening, "abandoned", "found.append(path)", "pass"),
     Bug("receive deadline not armed", "HANG", Link, "_arm", "micros = int(seconds * 1e6)", "micros = 0"),
     Bug("request without a reply", "HANG", Connection, "_answer", "if reply is not None:", "if reply is not None and id % 8:"),
