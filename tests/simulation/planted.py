@@ -85,7 +85,7 @@ BUGS = (
     Bug("lease of a dead rank adopted by the next", "ORD", Home, "follow", "self.floor = granted", "pass"),
     Bug("reservation on a lost connection kept", "MEM", greeting, "_local_session", "for old in list(session.connections)", "for old in ()"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
-    Bug("stale boot id accepted", "ORD", Connections, "_join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
+    Bug("stale boot id accepted", "ORD", Connections, "join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
     Bug("lease of a dead daemon adopted in the next", "ORD", client.DaemonClient, "adopt", "each.boot == boot", "True"),
     Bug("recovery forgets a page", "PER", upkeep, "recover", "for key, found in page.values:", "for key, found in page.values[1:]:"),
     Bug("deletion during recovery charged to nobody", "MEM", upkeep, "recover", "tier.holdings.doubt(key, found.nbytes)", "pass"),
