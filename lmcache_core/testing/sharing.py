@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 from lmcache_core.config import load
-from lmcache_core.spi import Key
+from lmcache_core.spi import Key, Refusal
 from lmcache_core.storage.build import build
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Reason
@@ -182,7 +182,9 @@ class SharedStoreTests:
         written = self.written(tmp_path, store, "10s", {"cpu": {"size": "64MiB"}})
         with Daemon(written, tmp_path / "a") as one, Daemon(written, tmp_path / "b") as two:
             first, second = (DaemonClient(each.url, timeout=10) for each in (one, two))
-            held = first.reserve([(key, frame_nbytes(NBYTES)) for key in CHUNKS], None)
+            reserved = first.reserve([(key, frame_nbytes(NBYTES)) for key in CHUNKS], None)
+            held = [each for each in reserved if not isinstance(each, Refusal)]
+            assert len(held) == len(CHUNKS)
             assert all(first.commit_batch(held, [fill(each) for each in held]))
             first.flush()
             loaded = second.load(CHUNKS, None)
