@@ -112,7 +112,7 @@ class SimSocket:
     def recvmsg_into(
         self, views: Sequence[Any], space: int = 0, flags: int = 0
     ) -> tuple[int, list[Any], int, None]:
-        self._ready(flags)
+        self._ready(flags, self._until(real.SO_RCVTIMEO))
         extra: list[Any] = []
         box = self.inbox
         while box.descriptors and not box.descriptors[0][0]:
@@ -156,19 +156,24 @@ class SimSocket:
     def readable(self) -> bool:
         return bool(self.inbox.arrived) or self.inbox.ended
 
-    def _ready(self, flags: int) -> None:
+    def _ready(self, flags: int, until: float | None) -> None:
         if self.closed:
             raise OSError(errno.EBADF, "closed")
-        until = self._until(real.SO_RCVTIMEO)
         while not self.readable:
             if flags & real.MSG_DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "nothing there")
             self._wait(until)
 
     def _receive(self, view: memoryview, flags: int) -> int:
+        until = self._until(real.SO_RCVTIMEO)  # one limit for all of a call, as in the kernel
         done = 0
         while True:
-            self._ready(flags)
+            try:
+                self._ready(flags, until)
+            except BlockingIOError:
+                if done:
+                    return done
+                raise
             got = self._take(view[done:])
             done += got
             if not got or done == view.nbytes or not flags & real.MSG_WAITALL:
