@@ -156,6 +156,18 @@ def test_connection_that_the_server_closed_is_made_again():
         on(server, main)
 
 
+def test_connection_cut_when_its_call_was_done_is_not_used_again():
+    with FakeServer() as server:
+
+        async def main(backend):
+            await put(backend)
+            with backend._link():
+                backend.interrupt_blocking()  # of a call that was cancelled beside it
+            assert (await get(backend))[1] == b"v" * 5000
+
+        on(server, main)
+
+
 def test_url_of_the_familiar_form_is_this_tier():
     tier = load(env={}, flags={"remote_url": "infinistore://h:9/?device=mlx5_1"}).config.tiers[-1]
     assert (tier.plugin, tier.options.place, tier.options.rdma) == (

@@ -146,7 +146,7 @@ class InfiniStoreBackend(BlockingBackend):
         finally:
             with self._lock:
                 self._busy.discard(link)
-                if link.keep and self._open:
+                if link.keep and not link.cut and self._open:  # it may have been cut when all was done
                     self._idle_links.append(link)
                 else:
                     link.close()
