@@ -146,7 +146,8 @@ class InfiniStoreBackend(BlockingBackend):
         finally:
             with self._lock:
                 self._busy.discard(link)
-                if link.keep and not link.cut and self._open:  # it may have been cut when all was done
+                good = link.keep and not link.cut  # it may have been cut when all was done
+                if good and self._open:
                     self._idle_links.append(link)
                 else:
                     link.close()
