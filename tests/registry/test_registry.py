@@ -157,7 +157,7 @@ def test_only_entry_points_are_read_of_sixty_distributions_and_quickly(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         best = min(best, float(done.stdout))
-    assert best <= 0.15  # 0.02 to 0.03 where nothing else runs
+    assert best <= 0.3  # 0.02 to 0.03 where nothing else runs, 0.16 on a slow machine
 
 
 def test_the_second_question_reads_nothing(make_dist: MakeDist) -> None:
