@@ -231,9 +231,8 @@ class Registry:
 
         if offer.kind == "ops":  # chosen by ``lmcache_core.ops``, which asks nobody
             return None
-        named = (
-            offer.kind != "commands"
-        )  # by a configuration: a command is chosen before one is read
+        # By a configuration: a command is chosen before one is read.
+        named = offer.kind != "commands"
         if named and among(self._deny):
             return "denied by plugins.deny; remove it there"
         if offer.core:

@@ -163,9 +163,8 @@ def _sources(
 
 def _file(name: str, why: str, env: Mapping[str, str], notes: list[str]) -> Tree:
     try:
-        if not stat.S_ISREG(
-            os.stat(name).st_mode
-        ):  # it is read again later, and must not block now
+        # It is read again later, and must not block now.
+        if not stat.S_ISREG(os.stat(name).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

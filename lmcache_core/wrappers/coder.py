@@ -166,7 +166,8 @@ class Coder:
     def decode(self, load: Load, stored: memoryview) -> Coded:
         """Rebuild the plain frame in the caller's buffers; ``nbytes`` is its length.
 
-        ``stored`` may lie there already. What it becomes is verified by whoever is outside.
+        ``stored`` lies in a buffer of its own, or exactly where it belongs. What it becomes is verified by whoever is
+        outside.
         """
         begun = self._context.clock.now()
         key, header = load.key, frame.open_header(stored, load.key)

@@ -39,6 +39,9 @@ class OnADaemon(BackendTests):
         self.watch = DaemonClient(f"unix://{daemon.path}")
         yield
         self.watch.close()
+        del (
+            self.watch
+        )  # a closed client maps what leases of it may still show, and pytest keeps this object
 
     def reopen(self, store):
         return LMCacheBackend(store.config, real_context())

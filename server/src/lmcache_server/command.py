@@ -148,7 +148,8 @@ def _in_flags(problem: str) -> str:
     """What is wrong with a key that a flag stands for, under the flag's own name."""
     for flag in FLAGS if problem.startswith("flag ") else ():
         if flag.to:
-            key = rf"\b(?:flag )?{flag.to}\b(?: \({flag.to}\)|: {flag.to}\b)*"
+            to = re.escape(flag.to)
+            key = rf"\b(?:flag )?{to}\b(?: \({to}\)|: {to}\b)*"
             problem = re.sub(key, flag.name, problem)
     return problem
 

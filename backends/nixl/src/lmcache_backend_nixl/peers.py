@@ -179,10 +179,9 @@ class PeerRail(Rail):
     @property
     def socket(self) -> socket | None:
         link = self._link
-        up = (
-            link is not None and not link.problem and self._agent is not None
-        )  # else nobody reads it
-        return link.socket if up and link is not None else None
+        if link is None or link.problem or self._agent is None:
+            return None  # nobody reads it
+        return link.socket
 
     def hurry(self) -> None:
         if not self._hurried:
