@@ -77,7 +77,7 @@ KEY = Key(bytes(32), bytes(32))
 def test_server_that_dies_or_hangs_is_unavailable_and_found_again(tmp_path):
     async def main():
         with serve(tmp_path) as server:
-            config = MemcachedConfig(server=server.path, timeout=Duration(0.2))
+            config = MemcachedConfig(server=server.path, timeout=Duration(0.5))
             backend = MemcachedBackend(config, real_context())
             await backend.open()
             value, into = memoryview(b"v" * 5000), memoryview(bytearray(5000))
@@ -95,7 +95,7 @@ def test_server_that_dies_or_hangs_is_unavailable_and_found_again(tmp_path):
                 assert isinstance((await store()).error, Unavailable)
                 with pytest.raises(Unavailable):
                     await backend.lookup([KEY])
-                assert asyncio.get_running_loop().time() - began < 2
+                assert asyncio.get_running_loop().time() - began < 4
                 mend()
                 await backend.delete([KEY])
                 # what was sent to a hanging server may arrive after the deletion

@@ -40,10 +40,10 @@ class Between:
                 answer = twist(self)
                 if answer is None:
                     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-                    connection.request(self.command, self.path, body, dict(self.headers))
-                    response = connection.getresponse()
-                    answer = response.status, dict(response.headers), response.read()
-                    connection.close()
+                    with contextlib.closing(connection):
+                        connection.request(self.command, self.path, body, dict(self.headers))
+                        response = connection.getresponse()
+                        answer = response.status, dict(response.headers), response.read()
                 status, headers, content = answer
                 self.send_response_only(status)
                 length = {"content-length": str(len(content))}
