@@ -36,6 +36,8 @@ def test_an_unknown_or_absent_part_fails_with_one_line(
 ) -> None:
     assert nightly.main(["storag"]) == 2
     assert "known: bench" in capsys.readouterr().err
+    commands = [command for _, part in nightly.PARTS.values() for command in part]
+    assert [command for command in commands if not nightly.present(command)] == []
     monkeypatch.setitem(nightly.PARTS, "absent", (1, [["benchmarks/absent.py"]]))
     assert nightly.main(["absent"]) == 2
-    assert "not in this tree yet" in capsys.readouterr().err
+    assert "not in this tree" in capsys.readouterr().err
