@@ -7,5 +7,4 @@ set -uo pipefail
 export LMCACHE_NO_BUDGETS=1 # the stage around this has one: a slow run must not look like a failed test
 make test "$@" PYTEST_ARGS="${TEST_ARGS-}" && exit 0
 echo 'tests: what failed runs once more'
-exec export LMCACHE_NO_BUDGETS=1 # the stage around this has one: a slow run must not look like a failed test
-make test "$@" PYTEST_ARGS="${TEST_ARGS-} --last-failed --last-failed-no-failures=none"
+exec make test "$@" PYTEST_ARGS="${TEST_ARGS-} --last-failed --last-failed-no-failures=none"
