@@ -183,10 +183,3 @@ def test_open_address_needs_a_token():
 
 def test_page_of_the_flags_is_up_to_date():
     assert (ROOT / "docs/reference/server-flags.md").read_text() == page()
-
-
-def test_upstream_flags_are_all_known():
-    names = {flag.name for flag in FLAGS}
-    users_know = """--host --port --l1-size-gb --eviction-policy --chunk-size --l2-disk-path --l2-adapter
-        --http-host --http-port --config --transport --max-workers --l1-use-lazy --prometheus-port"""
-    assert set(users_know.split()) <= names

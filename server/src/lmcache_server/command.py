@@ -115,7 +115,7 @@ def settings(given: argparse.Namespace) -> dict[str, Any]:
     """
     for flag in FLAGS:
         value = getattr(given, flag.attribute)
-        if flag.effect is Effect.REFUSED and value not in (None, False):
+        if flag.effect is Effect.REFUSED and value not in (None, False, flag.harmless):
             raise ConfigError(f"{flag.name} is not supported: {flag.what}")
         if flag.effect is Effect.NOTHING and value not in (None, False):
             remark(f"{flag.name} has no effect: {flag.what}")

@@ -25,6 +25,7 @@ class Flag:
         to: for ``MAPPED``: the configuration key, or ``""`` where the command itself reads it.
         what: what it does, or why it does nothing or is refused.
         value: name of its value in the help; ``""`` for a switch.
+        harmless: for ``REFUSED``: the value that asks for nothing, and is taken.
         own: not known upstream.
     """
 
@@ -34,6 +35,7 @@ class Flag:
     to: str = ""
     value: str = "VALUE"
     own: bool = False
+    harmless: str | None = None
 
     @property
     def attribute(self) -> str:
@@ -45,6 +47,10 @@ _M, _N, _R = Effect
 
 def _rows(effect: Effect, what: str, *names: str) -> tuple[Flag, ...]:
     return tuple(Flag(f"--{name}", effect, what) for name in names)
+
+
+def _switches(effect: Effect, what: str, *names: str) -> tuple[Flag, ...]:
+    return tuple(Flag(f"--{name}", effect, what, value="") for name in names)
 
 
 FLAGS: tuple[Flag, ...] = (
@@ -83,30 +89,36 @@ FLAGS: tuple[Flag, ...] = (
     *_rows(_N, "chunk digests are SHA-256, equal in every process", "hash-algorithm"),
     *_rows(_N, "the engine's layout says which blocks are empty", "null-block-id"),
     *_rows(_N, "clients map memory where the socket can pass it and stream otherwise", "supported-transfer-mode"),
-    *_rows(_N, "memory has no name in /dev/shm", "shm-name", "isolated-ipc"),
+    *_rows(_N, "memory has no name in /dev/shm", "shm-name"),
+    *_switches(_N, "memory has no name in /dev/shm", "isolated-ipc"),
     *_rows(_N, "a lease ends with its owner, not with time", "worker-reap-timeout-seconds", "session-ttl-seconds",
            "worker-registration-grace-seconds", "l1-write-ttl-seconds", "l1-read-ttl-seconds"),
-    *_rows(_N, "memory grows by itself and is touched in the background", "l1-use-lazy", "l1-init-size-gb", "l1-align-bytes"),
+    *_rows(_N, "memory grows by itself and is touched in the background", "l1-init-size-gb", "l1-align-bytes"),
+    *_switches(_N, "memory grows by itself and is touched in the background", "l1-use-lazy", "no-l1-use-lazy"),
+    *_switches(_N, "huge pages are used only when asked for", "no-l1-use-hugepages"),
     *_rows(_N, "memory is used up to its size, leaves before roots", "eviction-trigger-watermark", "eviction-ratio"),
     *_rows(_N, "each tier says when it is written and read (write, promote)", "l2-store-policy",
            "l2-prefetch-policy", "l2-prefetch-max-in-flight", "periodic-notifier-interval-ms"),
     *_rows(_N, "metrics and events cost nothing and are always on", "event-bus-queue-size", "metrics-sample-rate"),
-    *(Flag(f"--{name}", _N, "metrics and events cost nothing and are always on", value="") for name in (
-        "disable-observability", "disable-metrics", "disable-grpc-metrics", "disable-logging",
-    )),
-    *(Flag(f"--{name}", _N, "groups, windows and states are always separate", value="") for name in (
-        "separate-object-groups", "enable-segmented-prefix", "enable-dedup-content",
-    )),
+    *_switches(_N, "metrics and events cost nothing and are always on", "disable-observability", "disable-metrics",
+               "disable-grpc-metrics", "disable-logging"),
+    *_switches(_N, "groups, windows and states are always separate", "separate-object-groups",
+               "no-separate-object-groups", "enable-segmented-prefix", "enable-dedup-content"),
     *_rows(_R, "code is never taken from a flag; plugins are installed distributions", "runtime-plugin-locations",
            "runtime-plugin-config", "script-allowed-imports", "server-module"),
-    Flag("--run-script-api-enabled", _R, "nothing here runs code that comes over the network", value=""),
-    *_rows(_R, "this version has no part that does it", "engine-type", "p2p-advertise-url", "p2p-listen-url",
+    *_switches(_R, "nothing here runs code that comes over the network", "run-script-api-enabled"),
+    Flag("--engine-type", _R, "there is no other than `default`", harmless="default"),
+    *_rows(_R, "this version has no part that does it", "enable", "p2p-advertise-url", "p2p-listen-url",
            "p2p-lookup-timeout", "p2p-load-timeout", "p2p-transfer-engine", "l1-devdax-path", "gds-l1-path",
-           "gds-l1-use-direct-io", "gds-l1-backend", "otlp-endpoint", "lookup-hash-log-dir", "trace-level",
-           "trace-output", "coordinator-url"),
-    *(Flag(f"--{name}", _R, "this version has no part that does it", value="") for name in (
-        "enable-blend-reorder", "enable-tracing", "enable-gc-monitor", "enable-extra-logging",
-    )),
+           "gds-l1-backend", "otlp-endpoint", "lookup-hash-log-dir", "lookup-hash-log-rotation-interval",
+           "lookup-hash-log-rotation-max-size", "lookup-hash-log-max-files", "gc-monitor-min-pause-ms",
+           "gc-monitor-top-objects", "extra-logging-interval", "trace-level", "trace-output", "coordinator-url",
+           "coordinator-advertise-ip", "coordinator-heartbeat-interval", "coordinator-event-flush-interval",
+           "coordinator-event-transport", "coordinator-kafka-bootstrap-servers", "coordinator-kafka-topic",
+           "coordinator-kafka-delivery-timeout", "coordinator-blend-timeout", "coordinator-blend-match-concurrency"),
+    *_switches(_R, "this version has no part that does it", "gds-l1-use-direct-io", "no-gds-l1-use-direct-io",
+               "enable-blend-reorder", "enable-tracing", "enable-gc-monitor", "enable-extra-logging",
+               "coordinator-event-reporting"),
     *_rows(_R, "write the memory tier in a file (tiers: [cpu: {...}])", "l1-manager"),
 )  # fmt: skip
 
