@@ -156,7 +156,7 @@ def test_name_that_another_node_frees_meanwhile_is_taken(new_rig):
     rig.keep(0)
     assert rig.get(0) == rig.value(0)
     rig.files.fail("link", errno.EEXIST, times=100)
-    assert rig.store(1).status is StoreStatus.FAILED
+    assert rig.store(1).status is StoreStatus.REFUSED
 
 
 def test_stale_handles_are_tried_again_and_then_missed(new_rig):

@@ -65,11 +65,23 @@ def test_path_that_is_a_fifo_is_refused_at_once(tmp_path):
     assert "not a folder" in refusal(on_real_disk(tmp_path / "fifo"))
 
 
-@pytest.mark.parametrize("name", ["layout", "lock"])
-def test_a_fifo_in_the_place_of_an_own_file_does_not_block(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    with pytest.raises((ConfigError, OSError)):
-        on_real_disk(tmp_path).open_blocking()
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["layout", "lock", "tmp"])
+def test_something_else_in_the_place_of_an_own_file_is_refused_at_once(tmp_path, name, make):
+    make(tmp_path / name)
+    if (name, make) != ("tmp", os.mkdir):
+        assert refusal(on_real_disk(tmp_path)).startswith(f"cannot use {tmp_path}")
+        assert os.listdir(tmp_path / name) == [] if make is os.mkdir else not os.path.isfile(name)
+
+
+@pytest.mark.parametrize("call", ["status", "open", "list", "mkdir"])
+def test_a_stale_handle_at_the_start_may_be_better_the_next_time(new_rig, call):
+    rig = new_rig(backend=FsBackend)
+    rig.files.fail(call, errno.ESTALE)
+    with pytest.raises(OSError, match=r"[Ss]tale"):
+        rig.open()
+    assert rig.files.open_paths == []
+    rig.open().keep(0)
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])

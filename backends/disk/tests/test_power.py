@@ -131,6 +131,22 @@ def test_the_check_sees_lost_values_where_names_are_not_synced(new_rig):
         histories(new_rig, range(100), power=True, sync=Sync.ORDERED)
 
 
+@pytest.mark.parametrize("paths", [("/a", "/b"), ("/b", "/a")])
+@pytest.mark.parametrize("sync", [Sync.NONE, Sync.ORDERED])
+def test_what_is_there_already_is_durable_before_that_is_acknowledged(new_rig, paths, sync):
+    """Whoever stored it: a process with another ``sync``, or one that was killed before it had answered."""
+    for seed in range(20):
+        rig = new_rig(SimDisk(seed), sync=sync, path=("/a", "/b")).open()
+        rig.keep(0, 1)
+        rig.close()
+        durable = rig.again(sync=Sync.DURABLE, path=paths)
+        assert [durable.store(number).status for number in (0, 1)] == [StoreStatus.PRESENT] * 2
+        durable.disk.lose_power()
+        after = durable.again()
+        for number in (0, 1):
+            assert after.get(number) == after.value(number), f"seed {seed}"
+
+
 def scenario(rig, told):
     """A fixed program over every verb; ``told`` fills up as it is answered."""
     rig.open()

@@ -39,7 +39,8 @@ from lmcache_core.spi import (
     Usage,
 )
 
-REFUSING = (*FULL, errno.EROFS, errno.EFBIG)
+REFUSING = (*FULL, errno.EROFS, errno.EFBIG, errno.EEXIST)
+"""No fault of the disk, and no better another time; the last: something that is not ours has the name."""
 STUBBORN = 3
 ENTRY_NBYTES = 512
 """What a folder entry of such a name takes, with the slack of half-full folder blocks."""
@@ -168,7 +169,7 @@ class DiskBackend(BlockingBackend):
         home, *others = self._roots_of(store.key)
         try:
             for root in others:
-                if root.present(name):
+                if root.kept(name):
                     return PRESENT
             for root in (home, *others):
                 try:
@@ -249,10 +250,12 @@ class DiskBackend(BlockingBackend):
                 if (position, folder) < start:
                     continue
                 place = f"{position}/{folder}"
-                if self._listing[0] != place:  # pages of one folder share one listing
-                    self._listing = place, root.names(folder)
-                names = self._listing[1]
-                first = bisect_right(names, name) if (position, folder) == start else 0
+                goes_on = name and (position, folder) == start
+                last = self._listing  # once: other threads list, too
+                if not goes_on or last[0] != place:  # pages of one folder share one listing
+                    last = self._listing = place, root.names(folder)
+                names = last[1]
+                first = bisect_right(names, name) if goes_on else 0
                 for index in range(first, len(names)):
                     yield f"{place}/{names[index]}", root, folder, names[index]
 

@@ -25,6 +25,10 @@ from lmcache_backend_disk.folder import (
 from lmcache_backend_disk.transfer import read_into, same_bytes, write_from
 from lmcache_core.spi import ConfigError, Corrupt, FileStatus
 
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
+)  # fmt: skip
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
@@ -82,7 +86,7 @@ class Root:
                 folder.discard(path)
             self.direct = opening.probe(folder, direct)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, *GONE):
+            if error.errno in UNUSABLE:
                 raise ConfigError(f"cannot use {self.path}: {reason(error)}") from error
             raise
 
@@ -154,8 +158,7 @@ class Root:
         self, name: str, views: Sequence[memoryview], *, expires: float | None = None
     ) -> bool:
         """Make a value visible, whole, at the promised durability; False when there is one already."""
-        if self.present(name):
-            self._settle(name)
+        if self.kept(name):
             return False
         try:
             stored = self._publish(views, name, expires)
@@ -164,13 +167,33 @@ class Root:
                 raise
             self._give_up_direct(error)
             stored = self._publish(views, name, expires)
+        if not stored:
+            self.kept(name)
+            return False
         try:
             self._settle(name)
         except OSError:
-            if stored:
-                self._folder.discard(self.path_of(name))
+            self._folder.discard(self.path_of(name))
             raise
-        return stored
+        return True
+
+    def kept(self, name: str) -> bool:
+        """``present``, and by now at the promised durability: whoever stored it may have promised less."""
+        if not self.present(name):
+            return False
+        if self._sync is Sync.DURABLE:
+            try:
+                descriptor = self._files.open(self.path_of(name), READ)
+            except OSError as error:
+                if error.errno in GONE:
+                    return False
+                raise
+            try:
+                self._files.sync(descriptor)
+            finally:
+                self._files.close(descriptor)
+        self._settle(name)
+        return True
 
     def present(self, name: str) -> bool:
         """Whether there is a value already; one that has expired is removed."""
@@ -299,9 +322,9 @@ class Root:
                 if self._links:
                     self._files.link(temporary, target)
                 else:
-                    with self._folder.mutex:
-                        if self.find(name) is not None:
-                            return False
+                    with self._folder.mutex:  # a rename replaces, whatever it meets
+                        if self.status(name, self.shard_of(name)) is not None:
+                            raise FileExistsError(errno.EEXIST, "name is taken", target)
                         self._files.rename(temporary, target)
                 return True
             except FileExistsError as error:

@@ -51,6 +51,7 @@ def own(folder: Folder, pid: int) -> int:
     files = folder.files
     lock = files.open(f"{folder.path}/lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        _regular(folder, lock, "lock")
         if not files.lock(lock):
             owner = folder.text(lock).decode(errors="replace").split()
             who = f"process {owner[0]}" if owner else "another process"
@@ -77,6 +78,7 @@ def find_layout(folder: Folder) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
+        _regular(folder, descriptor, "layout")
         found = folder.text(descriptor)
     finally:
         folder.files.close(descriptor)
@@ -183,6 +185,14 @@ def sync_ancestors(folder: Folder) -> None:
             return  # then it is not ours either
         path = path.rpartition("/")[0]
     folder.sync("/")
+
+
+def _regular(folder: Folder, descriptor: int, name: str) -> None:
+    if not folder.files.status_of(descriptor).is_file:
+        path = folder.path
+        raise ConfigError(
+            f"cannot use {path}: {path}/{name} is no regular file; use another folder"
+        )
 
 
 def _boot(folder: Folder) -> bytes:
