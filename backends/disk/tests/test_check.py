@@ -1,11 +1,13 @@
 """``lmcache check``: every value verified, nothing changed unasked, nothing foreign ever."""
 
 import errno
+import io
 import json
 import os
+import sys
 
 import pytest
-from lmcache_backend_disk import FsBackend
+from lmcache_backend_disk import FsBackend, command
 from lmcache_backend_disk.checking import check
 
 from lmcache_core import frame
@@ -167,7 +169,74 @@ def test_read_only_folder_can_be_checked(closed):
     assert checked(closed).good == 8
 
 
-def test_the_command_reports_on_standard_output_and_by_its_status(tmp_path, new_rig, capsys):
+@pytest.mark.parametrize("direct", [512, 0])
+def test_the_medium_is_read_and_not_what_memory_holds_of_it(closed, direct):
+    closed.disk.direct = direct
+    files, flags = SimFiles(closed.disk), []
+    real = files.open
+
+    def seen(path, given, mode=0o600):
+        flags.append(given)
+        return real(path, given, mode)
+
+    files.open = seen
+    assert check("/kv", files=files, repair=False).good == 8
+    assert sum(bool(each & os.O_DIRECT) for each in flags) == (8 if direct else 1)
+
+
+def test_folder_without_its_temporary_one_is_whole(closed):
+    closed.disk.find("/kv").bind("tmp", None)
+    report = checked(closed, repair=True)
+    assert (report.good, report.clean) == (8, True)
+    closed.disk.find("/kv").bind("lock", None)  # as of a shared folder
+    assert checked(closed, repair=True).good == 8
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_layout_that_is_no_file_is_refused(kind):
+    disk = SimDisk()
+    disk.plant("/kv", kind="folder")
+    disk.plant("/kv/layout", kind=kind)
+    with pytest.raises(ConfigError, match="no regular file"):
+        check("/kv", files=SimFiles(disk), repair=True)
+
+
+def test_what_could_not_be_removed_is_not_counted(closed):
+    closed.disk.plant(f"/kv/{ORPHAN}", b"half a value")
+    closed.disk.flip(closed.path(0), 8 * 5000)
+    closed.disk.read_only = True
+    report = checked(closed, repair=True)
+    assert (len(report.damaged), report.orphaned, report.removed) == (1, [f"/kv/{ORPHAN}"], 0)
+
+
+def test_one_sick_folder_does_not_hide_the_others(closed, monkeypatch, capsys):
+    class Files(SimFiles):
+        def __init__(self):
+            super().__init__(closed.disk)
+            self.fail("list", errno.EIO, path="/kv/3")
+
+    closed.disk.plant("/well", kind="folder")
+    closed.disk.plant("/well/layout", b"lmcache disk 1\nfan_out 16\n")
+    closed.disk.plant("/well/tmp", kind="folder")
+    closed.disk.plant(f"/well/{ORPHAN}", b"half a value")
+    monkeypatch.setattr(command, "OsFiles", Files)
+    for paths in (["/kv", "/well"], ["/well", "/kv"]):
+        assert main(["check", "--json", *paths]) == 3
+        out, err = capsys.readouterr()
+        assert json.loads(out).keys() == {"/well"}
+        assert err == "/kv: cannot be looked through: input/output error\n"
+    assert main(["check", "/nothing", "/well"]) == 2
+    assert "/nothing is no folder of a disk or fs tier" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_command_reports_on_standard_output_and_by_its_status(
+    tmp_path, new_rig, capsys, monkeypatch
+):
     from lmcache_backend_disk import DiskBackend
     from lmcache_backend_disk.config import DiskConfig
 
@@ -183,6 +252,11 @@ def test_the_command_reports_on_standard_output_and_by_its_status(tmp_path, new_
     out, err = capsys.readouterr()
     assert out.split()[-6:] == ["3", str(3 * (4096 + SPEC.nbytes)), "0", "0", "0", "0"]
     assert err == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        assert main(["check", folder]) == 0
+        assert "100%" in sys.stderr.getvalue()
+    assert capsys.readouterr().out == out
     os.truncate(new_rig.path(0, folder), 100)
     assert main(["check", "--json", folder]) == 1
     out, _ = capsys.readouterr()
@@ -192,3 +266,8 @@ def test_the_command_reports_on_standard_output_and_by_its_status(tmp_path, new_
     assert main(["check", folder]) == 0
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert main(["check"]) == 2  # memory alone is configured
+    backend = DiskBackend(DiskConfig(path=folder, fan_out=16), real_context())
+    backend.open_blocking()
+    assert main(["check", folder]) == 3
+    assert f"in use by process {os.getpid()}" in capsys.readouterr().err
+    backend.close_blocking()

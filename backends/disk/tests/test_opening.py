@@ -10,6 +10,7 @@ import pytest
 from lmcache_backend_disk import DiskBackend, FsBackend
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
 
+from lmcache_core.cli import main
 from lmcache_core.spi import ConfigError, Unavailable
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.files import SimDisk
@@ -108,6 +109,12 @@ def test_system_folder_is_refused(tmp_path):
 )
 def test_options_that_cannot_work_are_refused(new_rig, options, said):
     assert said in refusal(new_rig(**options).backend)
+
+
+def test_no_threads_are_refused_where_they_are_written(tmp_path, capsys):
+    change = f"tiers=[{{disk: {{path: {tmp_path}/kv, size: 1MiB, threads: 0}}}}]"
+    assert main(["config", "--set", change]) == 2
+    assert "tiers.disk: threads must be at least 1" in capsys.readouterr().err
 
 
 def test_second_owner_is_refused_with_the_pid_of_the_first(new_rig):

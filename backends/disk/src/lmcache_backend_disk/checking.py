@@ -6,12 +6,13 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lmcache_backend_disk import opening
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Sync
-from lmcache_backend_disk.folder import Folder, reason
+from lmcache_backend_disk.folder import O_DIRECT, Folder, reason
 from lmcache_core import frame
 from lmcache_core.spi import ConfigError, Corrupt, Files, FileStatus, Key, Unavailable
 
@@ -66,14 +67,16 @@ def check(
     try:
         root = Root(folder, exclusive=lock is not None, sync=Sync.NONE, verify=False)
         root.fan_out = fan_out
+        root.direct = bool(O_DIRECT)  # what memory holds of a file says nothing about the file
         report = Report(foreign=root.foreign())
         checker = _Checker(root, report, repair=repair)
         for shard in watch(root.shards()):
             for name in root.names(shard):
                 checker.look(name, shard)
-        # A shared folder is not written to for the time of its server: its last change is early enough.
-        now = None if lock is not None else files.status(f"{path}/tmp/.").modified
-        checker.orphans(opening.abandoned(folder, now=now))
+        with suppress(FileNotFoundError):  # no tmp: it is made when it is needed
+            # A shared folder is not written to for the time of its server: its last change is early enough.
+            now = None if lock is not None else files.status(f"{path}/tmp/.").modified
+            checker.orphans(opening.abandoned(folder, now=now))
         return report
     finally:
         if lock is not None:
@@ -117,8 +120,7 @@ class _Checker:
         for path in paths:
             self._report.orphaned.append(path)
             if self._repair:
-                self._root.discard(path)
-                self._report.removed += 1
+                self._report.removed += self._root.discard(path)
 
     def _verified(self, name: str, key: Key) -> bool:
         """Read and verify; False when the file is gone."""
@@ -143,7 +145,10 @@ class _Checker:
         self._report.damaged[path] = what
         if self._repair:
             # Only the very file that was looked at: in a shared folder another may have taken its place.
-            self._report.removed += self._root.remove(name, only=lambda found: found == status)
+            try:
+                self._report.removed += self._root.remove(name, only=lambda found: found == status)
+            except OSError as error:
+                self._report.damaged[path] = f"{what}; cannot be removed: {reason(error)}"
 
 
 def _take(folder: Folder) -> int | None:

@@ -220,9 +220,9 @@ class Root:
             raise
         return True
 
-    def discard(self, path: str) -> None:
-        """Remove a temporary file."""
-        self._folder.discard(path)
+    def discard(self, path: str) -> bool:
+        """Remove a temporary file; tell whether it was there, and no longer is."""
+        return self._folder.discard(path)
 
     def names(self, shard: str) -> list[str]:
         """Names in a shard, sorted; empty when it is gone."""

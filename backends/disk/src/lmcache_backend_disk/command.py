@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from lmcache_backend_disk.checking import Report, check
+from lmcache_backend_disk.folder import reason
 from lmcache_core.cli.output import print_json, print_table, remark
 from lmcache_core.files import OsFiles
+from lmcache_core.spi import ConfigError, Unavailable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SHOWN = 20
@@ -26,10 +28,23 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Verify every value of a disk or fs tier; `check` calls it. Deletes nothing unless asked to; never what is foreign."""
-    reports = {path: _check(path, repair=repair) for path in paths}
+    reports: dict[str, Report] = {}
+    status = 0
+    for path in paths:  # the others matter, too
+        try:
+            reports[path] = _check(path, repair=repair)
+        except ConfigError as error:
+            status = max(status, 2)
+            remark(str(error))
+        except Unavailable as error:
+            status = 3
+            remark(str(error))
+        except OSError as error:
+            status = 3
+            remark(f"{path}: cannot be looked through: {reason(error)}")
     if as_json:
         print_json({path: asdict(report) for path, report in reports.items()})
-    else:
+    elif reports:
         for report in reports.values():
             _remark(report)
         print_table(
@@ -39,7 +54,7 @@ def main(
                 for p, r in reports.items()
             ],
         )
-    return int(not all(report.clean for report in reports.values()))
+    return max(status, int(not all(report.clean for report in reports.values())))
 
 
 def _check(path: str, *, repair: bool) -> Report:

@@ -63,13 +63,15 @@ class Folder:
                 remade = True
                 self.mkdir(f"{self.path}/tmp")
 
-    def discard(self, path: str) -> None:
-        """Remove a file if it is there."""
+    def discard(self, path: str) -> bool:
+        """Remove a file if it is there; tell whether it was, and no longer is."""
         try:
             self.files.unlink(path)
         except OSError as error:
             if error.errno not in GONE:
                 self.note("leftover", f"cannot remove {path}: {reason(error)}")
+            return False
+        return True
 
     def mkdir(self, path: str) -> None:
         """Make a folder unless it is there; a full disk is only noted."""
