@@ -131,14 +131,16 @@ async def _charge(
         if not upkeep.evict(tier, need, parcels[key].tenant, promised):
             tier.count("write_back_skipped_total", reason="full")
             del waiting[key]
+            if need > holdings.limit and not tier.small:
+                tier.small = True
+                text = "tier %s is too small: a value takes %d bytes, its limit is %d"
+                tier.context.log.warning(text, tier.name, need, holdings.limit)
     if holdings.leaving:
         await upkeep.sweep(tier, deadline)
-    for key in list(waiting):
-        if holdings.charge(key, needs[key]):
-            charged.append(key)
-        else:
-            tier.count("write_back_skipped_total", reason="full")
-            del waiting[key]
+    charged += [key for key in waiting if holdings.charge(key, needs[key])]
+    for key in waiting.keys() - {*charged}:
+        tier.count("write_back_skipped_total", reason="full")
+        del waiting[key]
 
 
 def _settle(

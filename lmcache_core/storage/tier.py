@@ -91,6 +91,8 @@ class Tier:
         """Values of an earlier process are here, whose tags only their headers know."""
         self.opened = False
         self.closing = False
+        self.small = False
+        """A value was larger than its limit, which has been said."""
         self.frames: dict[tuple[bytes, int], int] = {}
         self.codec = next((layer for layer in layers if isinstance(layer, Encoded)), None)
         self._policy, self._quota = policy, quota

@@ -114,18 +114,22 @@ def test_limit_holds_in_real_bytes_counting_what_was_there(tmp_path):
     assert real_bytes(tmp_path / "kv") > limit / 2
 
 
-def test_limit_below_one_chunk_stores_nothing_and_serves_from_memory(tmp_path):
+def test_limit_below_one_chunk_stores_nothing_and_serves_from_memory(tmp_path, caplog):
     """Seen in LMCache#485."""
 
     async def main():
         manager = await build(config(tmp_path / "kv", size=4096), Registry())
         await stored(manager, CHUNKS[:4])
         assert real_bytes(tmp_path / "kv") == 0
+        await stored(manager, CHUNKS[4:8])
         assert (await served(manager, CHUNKS[:4]))[0] == 4
         manager.check()
         await manager.aclose()
 
     asyncio.run(main())
+    said = [each.getMessage() for each in caplog.records if "too small" in each.getMessage()]
+    need = -(-frame_nbytes(NBYTES) // 4096) * 4096 + 512
+    assert said == [f"tier disk is too small: a value takes {need} bytes, its limit is 4096"]
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "read-only"])
