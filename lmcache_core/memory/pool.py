@@ -195,6 +195,10 @@ class Pool(Ledger):
         Also for one that gets nothing new: this is no more memory than before, and it is told that it has it.
         """
         with self._lock:
+            if isinstance(leases, Leases):  # mostly, and there may be thousands
+                assert leases.columns is self.index, "another pool's"
+                slots = [-1] * len(leases) if self._closed else leases.slots.copy()
+                return self._lease(leases.keys, slots, owner)
             loans = [lease if isinstance(lease, Loan) and lease.held else None for lease in leases]
             assert all(loan.batch.columns is self.index for loan in loans if loan), "another pool's"
             slots = [

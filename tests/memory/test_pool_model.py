@@ -131,10 +131,10 @@ class PoolMachine(RuleBasedStateMachine):
         ]
         return self.remember(batch)
 
-    @rule(target=leases, batch=leases, owner=owners)
-    def share(self, batch: Leases, owner: str) -> Leases:
+    @rule(target=leases, batch=leases, owner=owners, whole=st.booleans())
+    def share(self, batch: Leases, owner: str, whole: bool) -> Leases:
         there = [loan is not None for loan in batch]
-        shared = self.pool.share(batch, owner)
+        shared = self.pool.share(batch if whole else [*batch], owner)
         assert [loan is not None for loan in shared] == there
         return self.remember(shared)
 

@@ -11,6 +11,7 @@ from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import LENGTH, decode_reply, frame, to_runs
 from tests.wire.daemons import Daemon, describe, identity_holds, key, wait_for
+from tests.wire.test_engines import WHOLE, half, register
 
 COUNT = 3000
 NBYTES = 4096
@@ -108,6 +109,58 @@ def greeted(daemon):
     found.sendall(frame(records.Hello(1, records.VERSION, probe_digest(), 0)))
     found.recv(1 << 16)
     return found
+
+
+@pytest.fixture
+def ranks(daemon):
+    found = [daemon.client(timeout=20) for _ in range(2)]
+    for rank, each in enumerate(found):
+        register(each, rank, engine="many")
+    yield found
+    for each in found:
+        each.close()
+
+
+def test_ranks_fill_hundreds_of_chunks_in_one_call(client, ranks):
+    numbers = range(20_000, 20_300)
+    wants = [(key(number), WHOLE) for number in numbers]
+    held = [each.reserve(wants, None, engine="many", turn=1) for each in ranks]
+    ranks[1].abort(held[1][150])
+    ranks[1].flush()
+    expected = [number != 20_150 for number in numbers]
+    for rank, each in enumerate(ranks):
+        filled = [at for at in range(300) if (rank, at) != (1, 150)]
+        mine = [held[rank][at] for at in filled]
+        good = each.commit_parts(mine, [half(each, one, rank) for one in mine])
+        assert good == [expected[at] for at in filled]
+    there = client.lookup([key(number) for number in numbers])
+    assert [place is not None for place in there.places] == expected
+    assert identity_holds(wait_for(lambda: settled(client), 5))
+
+
+def test_many_values_are_pinned_and_unpinned(client):
+    keep(client, range(COUNT))
+    runs = to_runs([key(number) for number in range(COUNT + 1000)])
+    pinned = client.ask(replies.Count, lambda id: records.Pin(id, runs, 10.0, 60.0))
+    assert (pinned.count, pinned.nbytes) == (COUNT, COUNT * NBYTES)
+    unpinned = client.ask(
+        replies.Count, lambda id: records.Pin(id, to_runs([key(0), key(2000)]), 10.0, 0.0)
+    )
+    assert (unpinned.count, unpinned.nbytes) == (2, (COUNT - 2) * NBYTES)
+    rest = client.ask(replies.Count, lambda id: records.Pin(id, [], 10.0, 0.0))
+    assert (rest.count, rest.nbytes) == (COUNT - 2, 0)
+    assert identity_holds(wait_for(lambda: settled(client), 5))
+
+
+def test_many_values_are_prefetched_and_nothing_stays_leased(client):
+    keep(client, range(COUNT))
+    ready = []
+    runs = to_runs([key(number) for number in range(COUNT + 1000)])
+    job = client.ask(replies.Count, lambda id: records.Prefetch(id, runs, 10.0)).count
+    client.on_ready(job, ready.append)
+    wait_for(lambda: client.poll() or ready, 5)
+    assert (ready[0].count, ready[0].reason) == (COUNT, "miss")
+    assert identity_holds(wait_for(lambda: settled(client), 5))
 
 
 def test_others_are_answered_between_two_slices(daemon, client):

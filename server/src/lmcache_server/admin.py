@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
-from lmcache_core.spi import ConfigError, Key
+from lmcache_core.spi import ConfigError, Key, Lease
+from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
-from lmcache_core.wire.codec import Reply, to_keys, to_runs
+from lmcache_core.wire.codec import Reply, to_runs
 from lmcache_server import spaces
 from lmcache_server.session import Session
+from lmcache_server.slices import MANY, Joined, counted, keys_in_slices, others
 from lmcache_server.verbs import Answer, Verb
 
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
     from lmcache_server.daemon import Daemon
+
+MOST_JOBS = 64
+"""Prefetches of one client under way at once; one more ends as full."""
 
 
 def describe(daemon: Daemon, link: Connection, session: Session, ask: records.Describe) -> Answer:
@@ -141,37 +147,77 @@ async def _restore(daemon: Daemon, name: str) -> None:
 
 
 def move(daemon: Daemon, link: Connection, session: Session, ask: records.Move) -> Answer:
-    keys, deadline = to_keys(ask.keys), daemon.now() + ask.seconds
+    counted(ask.keys)
+    deadline = daemon.now() + ask.seconds
 
     async def work() -> Reply:
-        verb = daemon.manager.move if ask.forget else daemon.manager.copy
-        arrived = await verb(keys, ask.source, ask.target, deadline=deadline)
-        return replies.Count(ask.id, len(arrived))
+        verb, count = daemon.manager.move if ask.forget else daemon.manager.copy, 0
+        for keys in keys_in_slices(ask.keys, MANY):
+            count += len(await verb(keys, ask.source, ask.target, deadline=deadline))
+            await others(link)
+        return replies.Count(ask.id, count)
 
     return work()
 
 
 def prefetch(daemon: Daemon, link: Connection, session: Session, ask: records.Prefetch) -> Answer:
-    keys, deadline, job = to_keys(ask.keys), daemon.now() + ask.seconds, daemon.sessions.number()
+    counted(ask.keys)
+    manager, deadline, job = daemon.manager, daemon.now() + ask.seconds, daemon.sessions.number()
+
+    async def bring(held: list[Sequence[Lease | None]]) -> Reason:
+        room = int(manager.pool.capacity * manager.config.manager.prefetch)
+        for keys in keys_in_slices(ask.keys, MANY):
+            absent = [nbytes is None for nbytes in manager.lookup_resident(keys)]
+            loaded = await manager.prefetch(keys, session, deadline=deadline, tokens=ask.tokens)
+            held.append(loaded.leases)
+            if loaded.reason is not Reason.COMPLETE:
+                return loaded.reason
+            pairs = zip(loaded.leases, absent, strict=True)
+            room -= sum(lease.extent.nbytes for lease, new in pairs if new)
+            if (
+                room < 0
+            ):  # what is leased for us is on its way no more, but it takes the same memory
+                return Reason.FULL
+            await asyncio.sleep(0)
+            if link.closed:
+                return Reason.CLOSED
+        return Reason.COMPLETE
 
     async def work() -> None:
-        loaded = await daemon.manager.prefetch(keys, session, deadline=deadline, tokens=ask.tokens)
-        daemon.manager.release(loaded.leases)
-        link.reply(replies.Ready(job, len(loaded.leases), loaded.reason.value))
+        held: list[Sequence[Lease | None]] = []
+        reason = Reason.FULL
+        session.jobs += 1
+        try:
+            if session.jobs <= MOST_JOBS:
+                reason = await bring(held)
+        finally:
+            session.jobs -= 1
+            count = sum(map(len, held))
+            Joined(held).end(manager.release)
+        link.reply(replies.Ready(job, count, reason.value))
 
     daemon.work(work())
     return replies.Count(ask.id, job)
 
 
 def pin(daemon: Daemon, link: Connection, session: Session, ask: records.Pin) -> Answer:
-    keys, deadline = to_keys(ask.keys), daemon.now() + ask.seconds
-    if not ask.lasts:
-        return replies.Count(ask.id, daemon.pins.unpin(keys), daemon.pins.nbytes)
+    counted(ask.keys)
+    deadline, pins = daemon.now() + ask.seconds, daemon.pins
 
     async def work() -> Reply:
-        count, nbytes = await daemon.pins.pin(keys, ask.lasts, deadline=deadline)
-        daemon.work(daemon.pins.watch())
-        return replies.Count(ask.id, count, nbytes)
+        count, every = 0, pins.keys() if not (ask.keys or ask.lasts) else []
+        slices = (every[at : at + MANY] for at in range(0, len(every), MANY))
+        try:
+            await pins.tidy()
+            for keys in chain(keys_in_slices(ask.keys, MANY), slices):
+                if ask.lasts:
+                    count += (await pins.pin(keys, ask.lasts, deadline=deadline))[0]
+                else:
+                    count += pins.unpin(keys)
+                await others(link)
+        finally:
+            daemon.work(pins.watch())
+        return replies.Count(ask.id, count, pins.nbytes)
 
     return work()
 

@@ -164,6 +164,23 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
     return work()
 
 
+def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) -> Answer:
+    if len(ask.grants) <= MANY_WRITTEN:
+        return verbs.part(daemon, link, session, ask)
+
+    async def work() -> Reply:
+        good: list[bool] = []
+        at = 0
+        while len(good) < len(ask.grants):
+            grants = ask.grants[len(good) : len(good) + MANY_WRITTEN]
+            done, at = verbs.fill_parts(session, ask, grants, at)
+            good += done
+            await asyncio.sleep(0)  # other ranks wait for it, whoever hears of it
+        return replies.Committed(ask.id, good)
+
+    return work()
+
+
 def delete(daemon: Daemon, link: Connection, session: Session, ask: records.Delete) -> Answer:
     if not many(ask.keys):
         return verbs.delete(daemon, link, session, ask)
@@ -185,5 +202,6 @@ MANY_VERBS: Mapping[type[records.Record], Verb] = {
     records.Load: load,
     records.Reserve: reserve,
     records.Commit: commit,
+    records.Part: part,
     records.Delete: delete,
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lmcache_core.memory.ledger import padded
 from lmcache_core.spi import ConfigError, Key, Lease
 from lmcache_core.storage.manager import StorageManager
+from lmcache_server.slices import MANY
 
 SHARE = 0.25
 """Most of memory that pinned values may take: the rest has to serve everybody."""
@@ -38,6 +39,9 @@ class Pins:
     def __len__(self) -> int:
         return len(self._held)
 
+    def keys(self) -> list[Key]:
+        return list(self._held)
+
     def __contains__(self, key: Key) -> bool:
         return key in self._held
 
@@ -55,7 +59,7 @@ class Pins:
             raise ConfigError(
                 f"a pin lasts at most {LONGEST:.0f} s, not {lasts:.0f}; pin again later"
             )
-        self.sweep()
+        self._sweep(keys)
         until = self._now() + lasts
         rest = [key for key in dict.fromkeys(keys) if key not in self._held]
         for key in keys:
@@ -79,20 +83,30 @@ class Pins:
 
     def sweep(self) -> None:
         """End pins whose time is over, and those of values that were deleted meanwhile."""
-        now, keys = self._now(), list(self._held)
-        for key, nbytes in zip(keys, self._manager.pool.lengths(keys), strict=True):
-            if nbytes is None or self._held[key][1] <= now:
-                self._end(key)
+        self._sweep(self.keys())
+
+    async def tidy(self) -> None:
+        """``sweep``, of thousands of pins some in each turn."""
+        keys = self.keys()
+        for at in range(0, len(keys), MANY):
+            self._sweep(keys[at : at + MANY])
+            await asyncio.sleep(0)
 
     async def watch(self) -> None:
-        """Sweep now and then until nothing is pinned."""
+        """Tidy up now and then until nothing is pinned."""
         if self._watching:
             return
         self._watching = True
         while self._held:
             await asyncio.sleep(_PAUSE_S)
-            self.sweep()
+            await self.tidy()
         self._watching = False
+
+    def _sweep(self, keys: Sequence[Key]) -> None:
+        now, keys = self._now(), [key for key in keys if key in self._held]
+        for key, nbytes in zip(keys, self._manager.pool.lengths(keys), strict=True):
+            if nbytes is None or self._held[key][1] <= now:
+                self._end(key)
 
     def _take(self, lease: Lease, until: float) -> None:
         size = padded(lease.extent.nbytes)

@@ -42,6 +42,7 @@ class Session:
     Attributes:
         process: proof of its end; None for a client that only streams.
         leases, reservations: what was granted, by number.
+        jobs: prefetches under way.
     """
 
     def __init__(self, token: bytes, name: str, process: OwnerProcess | None, pid: int) -> None:
@@ -52,6 +53,7 @@ class Session:
         self.connections: set[Connection] = set()
         self.leases: dict[int, Sequence[Lease | None]] = {}
         self.reservations: dict[int, Reservation | Shared] = {}
+        self.jobs = 0
         self.early: deque[int] = deque(maxlen=1000)
         """Releases of unknown leases: a rank may be done before the dispatch to it was read."""
 
@@ -143,6 +145,12 @@ class Sessions:
         else:
             self.manager.release(leases)
 
+    def share(self, leases: Sequence[Lease | None], owner: Session) -> Sequence[Lease | None]:
+        """The same leases for another session."""
+        if isinstance(leases, Joined):
+            return leases.again(lambda part: self.pool.share(part, owner))
+        return self.pool.share(leases, owner)
+
     def undelivered(self, session: Session, grant: int, ranks: int) -> None:
         """Leases were dispatched while ranks were away: they stay where they are until so many have read."""
         ranks -= sum(grant in each.early for each in self.by_token.values())
@@ -162,7 +170,7 @@ class Sessions:
         if left > 1:
             self._unread[grant] = (session, left - 1)
         elif (leases := session.leases.pop(grant, None)) is not None:
-            self.manager.release(leases)
+            self.end(leases)
         return True
 
     def abort(self, session: Session, grants: Iterable[int]) -> None:

@@ -33,10 +33,19 @@ def many(runs: Sequence[Run], most: int = MANY, /) -> bool:
     """
     if len(runs) == 1 and len(runs[0].digests) <= 32 * most:
         return False
+    return counted(runs) > most
+
+
+def counted(runs: Sequence[Run], /) -> int:
+    """How many keys there are.
+
+    Raises:
+        ValueError: more than there may be, or digests that are not whole.
+    """
     nbytes = sum(len(run.digests) for run in runs)
     if nbytes > 32 * MOST_KEYS or any(len(run.digests) % 32 for run in runs):
         raise ValueError(f"not whole digests, or more than {MOST_KEYS}")
-    return nbytes > 32 * most
+    return nbytes // 32
 
 
 def keys_in_slices(runs: Sequence[Run], most: int, /) -> Iterator[list[Key]]:
@@ -90,6 +99,10 @@ class Joined(Sequence[Lease | None]):
             raise IndexError(at)
         part = bisect_right(self._ends, at)
         return self.parts[part][at - (self._ends[part - 1] if part else 0)]
+
+    def again(self, share: Callable[[Sequence[Lease | None]], Sequence[Lease | None]]) -> Joined:
+        """The same leases for another owner."""
+        return Joined([share(part) for part in self.parts])
 
     def end(self, release: Callable[[Sequence[Lease | None]], None]) -> None:
         """Release a part now, and one after each turn of the others."""

@@ -296,8 +296,15 @@ def _intact(held: Sequence[Held], identities: Sequence[bytes]) -> list[bool]:
 
 
 def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) -> Answer:
-    good, at = [], 0
-    for grant in ask.grants:
+    return replies.Committed(ask.id, fill_parts(session, ask, ask.grants)[0])
+
+
+def fill_parts(
+    session: Session, ask: records.Part, grants: Sequence[int], at: int = 0
+) -> tuple[list[bool], int]:
+    """Fill some of a request's reservations, whose digests begin ``at``; tells where those of the next do."""
+    good = []
+    for grant in grants:
         joint = session.reservations.get(grant)
         if not isinstance(joint, Joint):
             raise ValueError("a part of what is no shared reservation")
@@ -308,7 +315,7 @@ def part(daemon: Daemon, link: Connection, session: Session, ask: records.Part) 
             grant
         ]  # not before: what is refused is still the client's to abort
         at += nbytes
-    return replies.Committed(ask.id, good)
+    return good, at
 
 
 def release(daemon: Daemon, link: Connection, session: Session, said: records.Release) -> Answer:
@@ -335,8 +342,8 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
             daemon.sessions.undelivered(session, grant, daemon.engines.ranks(said.engine))
             continue
         left = [rank for rank in ranks if grant not in rank.early]
-        shared = {rank: daemon.manager.pool.share(leases, rank) for rank in left}
-        daemon.manager.release(session.leases.pop(grant))
+        shared = {rank: daemon.sessions.share(leases, rank) for rank in left}
+        daemon.sessions.end(session.leases.pop(grant))
         for rank, each in shared.items():
             rank.leases[grant] = each
     return None
