@@ -36,6 +36,8 @@ from tests.simulation.sockets import SimSocket
 from tests.simulation.threads import SimThread
 
 LATE_S = 5e-3
+PATIENCE_S = 60.0
+"""Within which a request that names no time is answered; its values may be on their way for so long."""
 
 
 class Counted(Connection):
@@ -52,19 +54,27 @@ class Counted(Connection):
         if isinstance(record, records.Message):
             assert record.id not in self.asked or not self.local, f"a second request {record.id}"
             self.asked[record.id] = 0
-            seconds = getattr(record, "seconds", None)
-            if seconds is not None and not isinstance(record, records.Prefetch):
-                self.due[record.id] = self.daemon.now() + seconds
+            seconds = getattr(record, "seconds", PATIENCE_S)
+            if isinstance(record, records.Prefetch):
+                seconds = PATIENCE_S  # what it names is for the work, not for the answer
+            self.due[record.id] = self.daemon.now() + seconds
         super()._handle(record)
 
     def reply(self, record: Any, **how: Any) -> None:
         self.history.step()
         if isinstance(record, records.Message):
-            self.asked[record.id] = self.asked.get(record.id, 0) + 1
+            assert record.id in self.asked, f"a reply that nobody asked for: {record}"
+            self.asked[record.id] += 1
             assert self.asked[record.id] == 1, f"{self.asked[record.id]} replies to {record.id}"
             late = self.daemon.now() - self.due.pop(record.id, self.daemon.now())
             assert late <= LATE_S, f"a reply {late:.3f} s after its deadline: {record}"
         super().reply(record, **how)
+
+    def silent(self) -> list[int]:
+        """Requests whose time is over, without a reply."""
+        now = self.daemon.now()
+        late = [id for id, due in self.due.items() if now > due + LATE_S]
+        return [] if self.closed else late
 
 
 class DaemonHistory(History):
@@ -116,6 +126,8 @@ class DaemonHistory(History):
             elif isinstance(owner, Joint):
                 lives = owner.engine.joints.get(owner.key) is owner
                 assert lives or owner.writers, f"nobody fills {owner.key!r}, and it is held"
+        silent = {link.peer: ids for link in self.links if (ids := link.silent())}
+        assert not silent, f"requests without a reply: {silent}"
         assert not self.daemon.broken, self.daemon.broken
 
     async def quiet(self) -> None:
@@ -127,9 +139,6 @@ class DaemonHistory(History):
             raise AssertionError(f"{error}; owners: {owners}") from error
         left = [session for session in self.daemon.sessions.by_token.values() if not session.empty]
         assert not left, f"sessions still hold something: {left}"
-        for link in self.links:
-            silent = [id for id, count in link.asked.items() if not count]
-            assert link.closed or not silent, f"requests without a reply: {silent}"
         assert not self.daemon.connections, f"connections are left: {self.daemon.connections}"
 
     # -- clients -------------------------------------------------------------------------------------------
