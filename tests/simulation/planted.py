@@ -99,7 +99,7 @@ BUGS = (
     Bug("late reply taken for the next one's", "HANG", Link, "call", "elif said.id == self._id:", "elif said.id <= self._id:"),
     Bug("waiter forgotten when a load fails", "HANG", Loader, "_tell", "request.settle(at, reason)", "pass"),
     Bug("partial batch reported as whole", "REM", storing, "_settle", "if result.status in (StoreStatus.STORED, StoreStatus.PRESENT):", "if True:"),
-    Bug("index keeps what was deleted", "PER", upkeep, "hide", "tier.holdings.hide(slot)", "tier.holdings.index.key(slot)"),
+    Bug("index keeps what was deleted", "PER", Holdings, "hide", "self._forget(slot, charge, evicted)", "evicted and self._forget(slot, charge, True)"),
     Bug("written before it is charged", "CAP", Holdings, "charge", "or self.used + need > self.limit", ""),
     Bug("event lost", "OBS", upkeep, "_tell", "tier.context.emit(", "str("),
     Bug("counter drifts", "OBS", Measured, "_judge", 's_total", 1, outcome=outcome)', 's_total", 1 + (outcome == "failed"), outcome=outcome)'),
