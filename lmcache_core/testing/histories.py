@@ -83,7 +83,9 @@ class History(Operators):
         manager = self.manager
         stock = manager.pool.accounting()
         terms = (stock.free, stock.clean, stock.dirty, stock.reserved, stock.quarantined)
-        assert sum(terms) == stock.capacity and min(terms) >= 0, f"capacity identity: {stock}"
+        arena, slabs = manager.pool.arena, manager.pool.slabs
+        free = slabs.free + slabs.lost + arena.capacity - arena.reserved
+        assert free + sum(terms[1:]) == stock.capacity and min(terms) >= 0, f"capacity: {stock}"
         self.verify_visible()
         self.events += 1
         if self.events % 4 == 0:
