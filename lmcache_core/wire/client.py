@@ -178,8 +178,8 @@ class DaemonClient(Connections):
                 batch.end(positions)
         self.nudge()
 
-    def dispatch(self, engine: str, leases: RemoteLeases, /) -> Handle | None:
-        """Hand leases to all ranks of an engine, which read and release them by themselves (``adopt``).
+    def dispatch(self, engine: str, leases: RemoteLeases, /, ranks: int) -> Handle | None:
+        """Hand leases to all ``ranks`` of an engine, which read and release them by themselves (``adopt``).
 
         They are not this process's any more. Returns what the ranks need; None when the daemon is gone.
         """
@@ -187,10 +187,10 @@ class DaemonClient(Connections):
             until = self._until(None)
             with self.link(until) as (link, home):
                 if home is leases.home and leases.grant in home.held:
-                    link.post(records.Dispatch(engine, [leases.grant]), until)
+                    link.post(records.Dispatch(engine, [leases.grant], ranks), until)
                     with home.lock:
                         home.held.discard(leases.grant)
-                        home.dispatched[leases.grant] = engine
+                        home.dispatched[leases.grant] = engine, ranks
                     words = leases.words.tobytes()
                     return (home.boot, leases.grant, tuple(leases.keys), words, leases.identities)
         return None

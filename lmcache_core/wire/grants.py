@@ -30,7 +30,7 @@ class Home:
 
     Attributes:
         held: grants in use.
-        dispatched: grants handed to an engine's ranks, of which the daemon may not have heard.
+        dispatched: grants handed to so many ranks of an engine, of which the daemon may not have heard.
         over: granted to this process by others, and ended before it took them.
         floor: as ``over``, for everything up to this number that is not in use.
         claimed: the daemon may have ended what was not in use, and has not said so yet: nothing is added now.
@@ -46,7 +46,7 @@ class Home:
         self.populated: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.held: set[int] = set()
-        self.dispatched: dict[int, str] = {}
+        self.dispatched: dict[int, tuple[str, int]] = {}
         self.over: set[int] = set()
         self.claimed = self.unsure = False
         self.floor = 0
@@ -148,7 +148,9 @@ class Home:
             ended, self.ended = self.ended, []
             parts, self.ended_parts = self.ended_parts, {}
             aborted, self.aborted = self.aborted, []
-            said: list[Record] = [Dispatch(to, [grant]) for grant, to in self.dispatched.items()]
+            said: list[Record] = [
+                Dispatch(to, [grant], ranks) for grant, (to, ranks) in self.dispatched.items()
+            ]
         if ended or parts:
             said.append(Release(ended, [*parts.items()]))
         if aborted:

@@ -199,10 +199,15 @@ class Delete(Message):
 
 
 class Dispatch(Record):
-    """The ranks of an engine read under these leases from now on; each releases them by itself."""
+    """The ranks of an engine read under these leases from now on; each releases them by itself.
+
+    Attributes:
+        ranks: how many, for a daemon that has not heard of them yet: it came up a moment ago.
+    """
 
     engine: Label
     grants: Ids
+    ranks: Number = 0
 
 
 class Release(Record):

@@ -263,7 +263,7 @@ def schedule(history: DaemonHistory, orders: Sequence[Orders]) -> None:
         loaded = client.load(keys, None)
         handle = None
         if loaded.leases and source.random() < 0.9:
-            handle = client.dispatch("ranked", loaded.leases)  # type: ignore[arg-type]
+            handle = client.dispatch("ranked", loaded.leases, len(orders))  # type: ignore[arg-type]
         if handle is None:
             client.release(loaded.leases)
         else:

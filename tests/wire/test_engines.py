@@ -148,7 +148,7 @@ def test_dispatched_leases_belong_to_the_ranks(daemon, ranks):
         client.commit_parts([held], [half(client, held, rank)])
     scheduler = daemon.client()
     loaded = scheduler.load([key(4)], None)
-    handle = scheduler.dispatch("e", loaded.leases)
+    handle = scheduler.dispatch("e", loaded.leases, 2)
     described = wait_for(lambda: _leases(scheduler) == {"rank 0": 1, "rank 1": 1} and True, 2)
     assert described
     scheduler.close()
@@ -179,7 +179,7 @@ def test_dispatched_leases_are_read_after_the_daemon_has_gone(tmp_path):
         (plain,) = rank.reserve([(key(10), WHOLE)], None)
         plain.view[:] = b"x" * WHOLE
         assert rank.commit_batch([plain], [bytes(16)]) == [True]
-        handle = scheduler.dispatch("e", scheduler.load([key(10)], None).leases)
+        handle = scheduler.dispatch("e", scheduler.load([key(10)], None).leases, 1)
         daemon.kill()
         wait_for(lambda: rank.home is None)
         (lease,) = rank.adopt(handle)
@@ -198,12 +198,30 @@ def test_leases_dispatched_while_a_rank_is_away_end_when_it_has_read(daemon):
     leases = scheduler.load([key(11)], None).leases
     rank._lost(rank.home)
     wait_for(lambda: rank.home is not None and "away" not in describe(scheduler)["engines"])
-    read = rank.adopt(scheduler.dispatch("away", leases))
+    read = rank.adopt(scheduler.dispatch("away", leases, 1))
     assert bytes(read[0].view) == b"y" * WHOLE
     assert describe(scheduler)["memory"]["leased"] == WHOLE
     rank.release(read)
     wait_for(lambda: describe(scheduler)["memory"]["leased"] == 0, 2)
     rank.close()
+    scheduler.close()
+
+
+def test_leases_dispatched_to_ranks_that_a_new_daemon_does_not_know_end_when_all_have_read(
+    daemon, ranks
+):
+    """The scheduler may find its way back to it before they do."""
+    scheduler = daemon.client()
+    (held,) = scheduler.reserve([(key(13), WHOLE)], None)
+    held.view[:] = b"z" * WHOLE
+    assert scheduler.commit_batch([held], [bytes(16)]) == [True]
+    handle = scheduler.dispatch("unheard of", scheduler.load([key(13)], None).leases, 2)
+    for left, rank in zip((WHOLE, 0), ranks, strict=True):
+        (lease,) = rank.adopt(handle)
+        assert lease.current and bytes(lease.view) == b"z" * WHOLE
+        rank.release([lease])
+        rank.flush()
+        wait_for(lambda left=left: describe(scheduler)["memory"]["leased"] == left, 2)
     scheduler.close()
 
 
@@ -226,7 +244,7 @@ def test_leases_that_ended_when_a_rank_joined_anew_are_not_adopted(daemon):
     register(rank, 0, engine="anew", ranks=1)
     (held,) = scheduler.reserve([(key(212), WHOLE)], None)
     assert scheduler.commit_batch([held], [bytes(16)]) == [True]
-    handle = scheduler.dispatch("anew", scheduler.load([key(212)], None).leases)
+    handle = scheduler.dispatch("anew", scheduler.load([key(212)], None).leases, 1)
     wait_for(lambda: _leases(scheduler).get("rank") == 1)
     rank._lost(rank.home)
     wait_for(lambda: rank.home is not None and describe(scheduler)["memory"]["leased"] == 0)
@@ -241,7 +259,7 @@ def test_process_in_the_place_of_a_rank_that_died_adopts_nothing_that_was_for_th
     register(rank, 0, engine="next", ranks=1)
     (held,) = scheduler.reserve([(key(114), WHOLE)], None)
     assert scheduler.commit_batch([held], [bytes(16)]) == [True]
-    handle = scheduler.dispatch("next", scheduler.load([key(114)], None).leases)
+    handle = scheduler.dispatch("next", scheduler.load([key(114)], None).leases, 1)
     after = daemon.client(name="after")
     assert after.adopt(handle) is None
     for client in (rank, after, scheduler):
@@ -257,7 +275,7 @@ def test_dispatch_that_was_lost_with_its_connection_is_said_again(daemon, monkey
     leases = scheduler.load([key(115)], None).leases
     with monkeypatch.context() as lost:
         lost.setattr(Link, "post", lambda *_: None)
-        handle = scheduler.dispatch("again", leases)
+        handle = scheduler.dispatch("again", leases, 1)
         scheduler._lost(scheduler.home)
     (lease,) = rank.adopt(handle)
     wait_for(lambda: _leases(rank).get("again") == 1 and not scheduler.home.dispatched, 5)

@@ -34,7 +34,7 @@ RECORDS = {
     "release": records.Release([1003], [(1004, [0, 2])]),
     "abort": records.Abort([1002]),
     "part": records.Part(8, [1005], b"\4" * 16),
-    "dispatch": records.Dispatch("engine", [1003]),
+    "dispatch": records.Dispatch("engine", [1003], 2),
     "list": records.List(9, "", b"", "128", 1000),
     "follow": records.Follow(11, 128),
     "pin": records.Pin(10, RUNS, 0.5, 60.0),

@@ -64,6 +64,7 @@ class Scheduler:
         self.tally = tally
         self.breaker = Breaker()
         self.trust = Trust()
+        self.ranks = ranks
         self.names = Names(client, settings.engine, ranks, self.breaker)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
@@ -248,7 +249,7 @@ class Scheduler:
     def _dispatch(self, asked: Asked, tables: Tables) -> Load:
         handle, leases = None, asked.leases
         if leases is not None:
-            handle = self.client.dispatch(self.settings.engine, leases)
+            handle = self.client.dispatch(self.settings.engine, leases, self.ranks)
             if handle is None:
                 # The daemon is gone or deaf. Its memory is mapped at the ranks and, while we hold the
                 # leases, nobody else's; they compare generations around the copy.
