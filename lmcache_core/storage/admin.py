@@ -283,6 +283,8 @@ async def _search(
     tag: str = "",
 ) -> int:
     """Delete values that a store holds and no index knows enough of: those ``wanted``, or under a tag."""
+    if not tier.opened:
+        raise Unavailable(f"tier {tier.name} is not open yet; what it has may stay there")
     if not tier.backend.capabilities.scan:
         raise Unsupported(f"tier {tier.name} cannot be searched; what it has may stay there")
     count, after = 0, None
