@@ -334,6 +334,35 @@ def test_a_full_path_gives_way_to_the_others(new_rig):
     assert None not in rig.lookup(*range(20))
 
 
+def test_a_dead_disk_among_several_takes_only_its_own_values(new_rig, caplog):
+    rig = new_rig(path=("/well", "/dead")).open()
+    homes = {number: rig.backend._roots_of(rig.key(number))[0].path for number in range(40)}
+    well = [number for number, home in homes.items() if home == "/well"]
+    dead = [number for number, home in homes.items() if home == "/dead"]
+    rig.keep(*well[:5], *dead[:5])
+    rig.files.fail("", errno.EIO, path="/dead", times=1 << 60)
+    assert [rig.get(number) for number in well[:5]] == [rig.value(number) for number in well[:5]]
+    assert rig.lookup(well[5]) == [None]
+    assert rig.load(well[5])[0].status is LoadStatus.MISSED
+    rig.keep(*well[5:10])
+    with pytest.raises(Unavailable, match="lookup failed"):
+        rig.lookup(dead[0])
+    assert isinstance(rig.load(dead[0])[0].error, Unavailable)
+    assert rig.store(dead[5]).status is StoreStatus.FAILED
+    assert caplog.text.count("/dead cannot be asked") == 1
+
+
+@pytest.mark.parametrize("block", [4096, 65_536])
+def test_footprint_counts_in_blocks_of_the_file_system(new_rig, block, monkeypatch):
+    monkeypatch.setattr("lmcache_core.testing.disk.BLOCK", block)
+    monkeypatch.setattr("lmcache_core.testing.files.BLOCK", block)
+    rig = new_rig(path=("/a", "/b")).open()
+    rig.keep(0)
+    node = next(rig.disk.find(path) for path in rig.disk.walk() if rig.key(0).text in path)
+    assert node.allocated == -(-5000 // block) * block
+    assert rig.backend._usage().nbytes == rig.backend.footprint(5000)
+
+
 def test_footprint_covers_what_a_value_takes(rig):
     rig.keep(0)
     (found,) = rig.lookup(0)

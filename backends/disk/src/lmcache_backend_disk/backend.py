@@ -7,9 +7,9 @@ import errno
 import shutil
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
@@ -39,6 +39,7 @@ from lmcache_core.spi import (
     Usage,
 )
 
+T = TypeVar("T")
 REFUSING = (*FULL, errno.EROFS, errno.EFBIG, errno.EEXIST)
 """No fault of the disk, and no better another time; the last: something that is not ours has the name."""
 STUBBORN = 3
@@ -61,6 +62,7 @@ class DiskBackend(BlockingBackend):
         super().__init__(config, context)
         self._roots: list[Root] = []
         self._noted: set[str] = set()
+        self._block = BLOCK
         self._listing: tuple[str, list[str]] = ("", [])
         self.capabilities = Capabilities(
             ranges=True,
@@ -112,6 +114,7 @@ class DiskBackend(BlockingBackend):
                     fan_out=config.fan_out,
                     pid=context.pid,
                 )
+                self._block = max(self._block, root.block)
         except BaseException:  # whatever it is, no lock may stay behind
             self.close_blocking()
             raise
@@ -125,7 +128,7 @@ class DiskBackend(BlockingBackend):
         errors: list[OSError] = []
         for key in keys:
             try:
-                status = next(filter(None, (r.live(key.text) for r in self._roots_of(key))), None)
+                status = self._first(key, lambda root, key=key: root.live(key.text))  # type: ignore[misc]
                 found.append(None if status is None else self._found(status))
             except OSError as error:
                 errors.append(error)
@@ -152,15 +155,14 @@ class DiskBackend(BlockingBackend):
             return _first(load.into, wanted)
 
         try:
-            for root in self._roots_of(load.key):
-                got = root.read(load.key.text, views, offset=load.offset)
-                if got is not None:
-                    return Loaded.filled(got)
+            got = self._first(
+                load.key, lambda root: root.read(load.key.text, views, offset=load.offset)
+            )
+            return MISSED if got is None else Loaded.filled(got)
         except BackendError as error:
             return Loaded.failed(error.with_traceback(None))  # its frames hold the caller's views
         except OSError as error:
             return Loaded.failed(_unavailable("load", error))
-        return MISSED
 
     def store_blocking(self, store: Store, /) -> Stored:
         name = store.key.text
@@ -168,9 +170,8 @@ class DiskBackend(BlockingBackend):
         refused = Stored.refused("no folder")
         home, *others = self._roots_of(store.key)
         try:
-            for root in others:
-                if root.kept(name):
-                    return PRESENT
+            if self._first(store.key, lambda root: (root is not home and root.kept(name)) or None):
+                return PRESENT
             for root in (home, *others):
                 try:
                     return STORED if root.write(name, store.parts, expires=expires) else PRESENT
@@ -197,7 +198,7 @@ class DiskBackend(BlockingBackend):
         return there
 
     def footprint(self, nbytes: int, /) -> int:
-        return -(-nbytes // BLOCK) * BLOCK + ENTRY_NBYTES
+        return -(-nbytes // self._block) * self._block + ENTRY_NBYTES
 
     async def scan(self, after: str | None = None, /, *, limit: int = 1000) -> ScanPage:
         return await self.call("scan", self._scan, after, limit)
@@ -263,6 +264,22 @@ class DiskBackend(BlockingBackend):
         """All folders, the home of this key first."""
         home = int.from_bytes(key.digest[:4]) % len(self._roots)
         return self._roots[home:] + self._roots[:home]
+
+    def _first(self, key: Key, ask: Callable[[Root], T | None]) -> T | None:
+        """The first answer, of the home or of another folder, or None; only the home's error counts then."""
+        failure = None
+        for position, root in enumerate(self._roots_of(key)):
+            try:
+                if (answer := ask(root)) is not None:
+                    return answer
+            except OSError as error:
+                if not position:
+                    failure = error
+                else:
+                    self._note("folder", f"{root.path} cannot be asked: {reason(error)}")
+        if failure is not None:
+            raise failure
+        return None
 
     def _found(self, status: FileStatus) -> Found:
         expires, clock = expiry(status), self.context.clock

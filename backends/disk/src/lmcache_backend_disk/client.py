@@ -22,7 +22,7 @@ from lmcache_backend_disk.folder import (
     reason,
     stamp_for,
 )
-from lmcache_backend_disk.transfer import read_into, same_bytes, write_from
+from lmcache_backend_disk.transfer import BLOCK, read_into, same_bytes, write_from
 from lmcache_core.spi import ConfigError, Corrupt, FileStatus
 
 UNUSABLE = (
@@ -59,6 +59,7 @@ class Root:
         self._verify = verify
         self._wall = wall
         self.fan_out = 256
+        self.block = BLOCK
         self._links = True
         self._remade = False
         self._lock: int | None = None
@@ -77,6 +78,8 @@ class Root:
                 self._lock = opening.own(folder, pid)
             folder.mkdir(f"{self.path}/tmp")
             self.fan_out = opening.settle_layout(folder, fan_out)
+            # What a small file takes is what files are made of here: 4 KiB nearly everywhere, seldom more.
+            self.block = max(BLOCK, self._files.status(f"{self.path}/layout").allocated)
             for name in sorted(set(self.shards()) - set(self._files.list(self.path))):
                 folder.mkdir(f"{self.path}/{name}")
             if self._sync is Sync.DURABLE:
