@@ -60,11 +60,16 @@ class Mapped(Message):
 
 
 class Registered(Message):
-    """Answer to ``Register``: digest and root of the key space, empty until all ranks are there."""
+    """Answer to ``Register``: digest and root of the key space, empty until all ranks are there.
+
+    Attributes:
+        chunk: tokens of one, as the ranks keep them; 0 where that is not known.
+    """
 
     space: Token
     root: Token
     missing: Ids
+    chunk: Number = 0
 
 
 class Found(Message):

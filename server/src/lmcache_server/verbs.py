@@ -358,7 +358,8 @@ def prefill(daemon: Daemon, link: Connection, session: Session, said: records.Pr
 
 def register(daemon: Daemon, link: Connection, session: Session, ask: records.Register) -> Answer:
     engine = daemon.engines.register(session, ask)
-    return replies.Registered(ask.id, *engine.digests(), engine.missing)
+    chunk = engine.forms[0].tokens if engine.forms else 0
+    return replies.Registered(ask.id, *engine.digests(), engine.missing, chunk)
 
 
 def delete(daemon: Daemon, link: Connection, session: Session, ask: records.Delete) -> Answer:

@@ -40,14 +40,18 @@ class Breaker:
     def watch(self, client: DaemonClient) -> Iterator[None]:
         """Judge the calls made inside."""
         client.trouble = Reason.COMPLETE
-        yield
-        if client.trouble is Reason.DEADLINE:
-            pause = self._pause * random.uniform(0.7, 1.3)
-            self._until = time.monotonic() + pause
-            LOG.warning("the daemon gives no answer in time; it is left alone for %.1f s", pause)
-            self._pause = min(PAUSE[1], self._pause * 2)
-        elif client.trouble is Reason.COMPLETE:
-            self._pause = PAUSE[0]
+        try:
+            yield
+        finally:  # some calls raise what they miss
+            if client.trouble is Reason.DEADLINE:
+                pause = self._pause * random.uniform(0.7, 1.3)
+                self._until = time.monotonic() + pause
+                LOG.warning(
+                    "the daemon gives no answer in time; it is left alone for %.1f s", pause
+                )
+                self._pause = min(PAUSE[1], self._pause * 2)
+            elif client.trouble is Reason.COMPLETE:
+                self._pause = PAUSE[0]
 
 
 class Trust:

@@ -39,7 +39,7 @@ PATIENCE = 2.0
 class Scheduler:
     """Args:
     parts: the engine's groups that are kept.
-    chunk: tokens of one.
+    chunk: tokens of one, as long as the ranks say nothing else.
     ranks: of the engine.
     managers: key managers by name.
     """
@@ -60,12 +60,11 @@ class Scheduler:
         self.settings = settings
         self.options = options
         self.parts = tuple(parts)
-        self.chunk = chunk
         self.tally = tally
         self.breaker = Breaker()
         self.trust = Trust()
         self.ranks = ranks
-        self.names = Names(client, settings.engine, ranks, self.breaker)
+        self.names = Names(client, settings.engine, ranks, self.breaker, chunk)
         self.states: dict[str, Asked] = {}
         self.page = max(part.block for part in parts)
         self.whole = any(part.reuse is not Reuse.ALL for part in parts)
@@ -76,6 +75,11 @@ class Scheduler:
         self._turn = 0
         self._step = Step()
         self._waiting: list[str] = []
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of one."""
+        return self.names.chunk
 
     # -- a request waits -----------------------------------------------------------------------------------
 

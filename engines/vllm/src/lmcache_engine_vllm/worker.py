@@ -87,12 +87,21 @@ class Worker:
             self.breaker,
             self.tally,
         )
-        self.register()
+        self.register(self.client.now() + self.client.timeout)
 
-    def register(self) -> None:
+    def register(self, until: float) -> None:
         """Tell the daemon who we are, once per session with it."""
-        home = self.client.home
+        home, welcome = self.client.home, self.client.welcome
         if home is None or home is self._registered or not self.breaker.closed:
+            return
+        fidelity = welcome.fidelity if welcome is not None else "exact"
+        if fidelity not in ("exact", self.space.fidelity):
+            self._registered = home
+            LOG.warning(
+                "the daemon at %s has lossy tiers (%s), and this engine was started with %s ones: it runs without "
+                "a cache until it is started again",
+                self.client.address, fidelity, self.space.fidelity,
+            )  # fmt: skip
             return
         forms = [kept.wire for kept in self.kept]
         writes = [list(kept.mine) if self.ranks.writes else [] for kept in self.kept]
@@ -104,6 +113,7 @@ class Worker:
                     lambda id: records.Register(
                         id, self.settings.engine, ranks.rank, ranks.world, space, forms, writes
                     ),
+                    until,
                 )
             self._registered = home
             if ranks.world > 1 and not ranks.rank and not home.writable:
@@ -123,7 +133,7 @@ class Worker:
     def begin(self, step: Step) -> None:
         """Take the orders of a step."""
         self.step = step
-        self.register()
+        self.register(self.breaker.deadline())
 
     def load(self) -> None:
         """Fill the blocks that this step's forward pass reads, or begin to."""
