@@ -204,6 +204,26 @@ def test_a_path_that_cannot_be_a_folder_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_in_use_is_named_with_its_owner_and_taken_when_that_ends(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("lmcache_core.storage.tier.REOPEN_S", 0.05)
+
+    async def main():
+        first = await build(config(tmp_path / "kv"), Registry())
+        await stored(first, CHUNKS[:3])
+        second = await build(config(tmp_path / "kv"), Registry())
+        assert f"{tmp_path}/kv is in use by process {os.getpid()}" in caplog.text
+        assert (await second.lookup(CHUNKS[:3])).leading == 0  # it works, without this tier
+        await first.aclose()
+        await asyncio.wait_for(second.tiers[0].complete.wait(), 30)
+        assert await served(second, CHUNKS[:3]) == (3, Reason.COMPLETE)
+        second.check()
+        await second.aclose()
+
+    asyncio.run(main())
+
+
 HANGING = """
 import asyncio, sys, time
 from dataclasses import replace
