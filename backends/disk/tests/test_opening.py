@@ -8,10 +8,12 @@ import sys
 
 import pytest
 from lmcache_backend_disk import DiskBackend, FsBackend
+from lmcache_backend_disk.checking import check
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
 
 from lmcache_core.cli import main
-from lmcache_core.spi import ConfigError, Unavailable
+from lmcache_core.files import OsFiles
+from lmcache_core.spi import ConfigError, Load, LoadStatus, Store, StoreStatus, Unavailable
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.files import SimDisk
 
@@ -73,6 +75,24 @@ def test_something_else_in_the_place_of_an_own_file_is_refused_at_once(tmp_path,
     if (name, make) != ("tmp", os.mkdir):
         assert refusal(on_real_disk(tmp_path)).startswith(f"cannot use {tmp_path}")
         assert os.listdir(tmp_path / name) == [] if make is os.mkdir else not os.path.isfile(name)
+
+
+@pytest.mark.parametrize("direct", [Direct.AUTO, Direct.OFF])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_on_a_real_disk_blocks_nobody_and_stays(tmp_path, new_rig, make, direct):
+    backend = DiskBackend(DiskConfig(path=str(tmp_path), fan_out=16, direct=direct), real_context())
+    backend.open_blocking()
+    path, key = new_rig.path(0, tmp_path), new_rig.key(0)
+    make(path)
+    before = os.lstat(path)
+    assert backend.lookup_blocking([key]) == [None]
+    assert backend.load_blocking(Load(key, (memoryview(bytearray(9)),))).status is LoadStatus.MISSED
+    assert backend.store_blocking(Store(key, (memoryview(b"value"),))).status is StoreStatus.REFUSED
+    assert backend.delete_blocking([key]) == 0
+    backend.close_blocking()
+    assert check(str(tmp_path), files=OsFiles(), repair=True).foreign == [path]
+    assert os.lstat(path).st_ino == before.st_ino
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 @pytest.mark.parametrize("call", ["status", "open", "list", "mkdir"])
