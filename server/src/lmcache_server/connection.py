@@ -65,7 +65,7 @@ class Connection:
         self._into: deque[memoryview] = deque()
         self._filled: Callable[[bool], None] | None = None
         self._waiting = 0
-        self._reading = self._writing = False
+        self._reading = self._writing = self._resting = False
         self._pending: Callable[[], int] | None = None
         self.closed = False
         sock.setblocking(False)
@@ -167,11 +167,22 @@ class Connection:
                     self._release(ended)
                 self._handle(record)
                 if more and time.perf_counter() > until:
-                    self._loop.call_soon(self._guarded, self._parse)
+                    self._rest()
                     break
         finally:
             self._release(ended)
-        self._read(self._waiting < _MOST_WAITING and not self._queued_much())
+        # Not read before its next turn: it would have two in each, then three.
+        self._read(not self._resting and self._waiting < _MOST_WAITING and not self._queued_much())
+
+    def _rest(self) -> None:
+        """Go on in the next turn."""
+        if not self._resting:
+            self._resting = True
+            self._loop.call_soon(self._guarded, self._parse_on)
+
+    def _parse_on(self) -> None:
+        self._resting = False
+        self._parse()
 
     def _next(self) -> records.Record | None:
         """The next frame, if all of it is there."""
@@ -230,8 +241,8 @@ class Connection:
             self._waiting -= 1
         if reply is not None:
             self.reply(reply)
-        if not self.closed:
-            self._guarded(self._parse)
+        if not self.closed and not self._reading:
+            self._rest()
 
     def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
         """Read raw bytes that follow the record into memory, then go on; ``done(False)``: they never came."""
@@ -338,9 +349,8 @@ class Connection:
         if not self._out:
             self._writing = False
             self._loop.remove_writer(self.socket.fileno())
-        if not self._reading and not self._queued_much():
-            self._read(True)
-            self._loop.call_soon(self._guarded, self._parse)
+        if not self._reading and not self._resting and not self._queued_much():
+            self._rest()
 
     def close(self) -> None:
         """End the connection; idempotent. What it holds is the session's business."""
