@@ -59,6 +59,18 @@ def test_damage_in_memory_is_found_when_every_load_is_verified(make, daemon):
     assert engine.recomputed == 1
 
 
+def test_damage_is_found_in_a_chunk_of_which_only_a_part_is_loaded(make):
+    """The prompt ends with the chunk, whose last block is computed."""
+    engine = make(verify_hot="always")
+    served(engine, PROMPT)
+    leases = engine.scheduler.client.load(keys(engine), None).leases
+    leases.home.view(leases[4].extent)[engine.worker.worker.kept[0].room] ^= 1
+    engine.scheduler.client.release(leases)
+    engine.pool.reset()
+    assert served(engine, PROMPT[:40]) == 36
+    assert engine.recomputed == 1
+
+
 def test_canary_finds_a_hit_that_is_not_what_is_computed(make):
     engine = make(canary=1.0)
     served(engine, PROMPT)

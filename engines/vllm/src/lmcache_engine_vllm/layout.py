@@ -12,6 +12,7 @@ from lmcache_core import frame
 from lmcache_core.identity import Group, Shard, rows_spec
 from lmcache_core.spi import (
     ConfigError,
+    Corrupt,
     Interior,
     KVSpec,
     PageSpec,
@@ -138,6 +139,16 @@ class Kept:
         if self.ratio == 1:
             return table, first, count
         return [block * self.ratio + i for block in table for i in range(self.ratio)], first, count
+
+    def intact(self, part: memoryview, piece: Piece, header: frame.Header) -> bool:
+        """Whether a run of segments is what was stored, of which only a part is going to be copied."""
+        sizes = [self.form.segments[n].nbytes for n in piece.mine]
+        try:
+            for n, at, size in zip(piece.mine, accumulate(sizes, initial=0), sizes, strict=False):
+                frame.verify_segment(header, n, part[at : at + size])
+        except Corrupt:
+            return False
+        return True
 
     def cut(self, part: memoryview, piece: Piece, first: int, count: int) -> memoryview:
         """Tokens [first, first + count) of a run of segments, as a payload of their own."""

@@ -286,7 +286,7 @@ class Worker:
         view, form = lease.view, kept.form
         if not lease.current:
             return False
-        room, digests = kept.room, None
+        room, header = kept.room, None
         if self._verify_next() or view.nbytes != room + form.nbytes:
             try:
                 header = frame.open_header(view, lease.key)
@@ -295,7 +295,7 @@ class Worker:
                 return False
             if header.spec != form or header.chain:
                 return False
-            room, digests = header.nbytes, header.digests
+            room = header.nbytes
         payload, seed = view[room:], frame.seed_of(lease.key)
         table, begin, count = kept.place(load.tables[lease.key.group], first, end - first)
         if table == [0]:
@@ -304,8 +304,13 @@ class Worker:
         for piece in kept.pieces if layer is None else kept.layer(layer):
             part = payload[piece.offset : piece.offset + piece.nbytes]
             if not whole:
+                if header is not None and not kept.intact(part, piece, header):
+                    LOG.warning("%r in memory is damaged", lease.key)
+                    return False
                 part = kept.cut(part, piece, first - spot, end - first)
-            expected = b"".join(digests[n] for n in piece.mine) if digests and whole else None
+            expected = None
+            if header is not None and header.digests and whole:
+                expected = b"".join(header.digests[n] for n in piece.mine)
             copied = self.connector.unpack(
                 lease.key.group, table, begin, count, part,
                 seed=seed if expected else None, digests=expected, layers=piece.layers,
