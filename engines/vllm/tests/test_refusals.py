@@ -27,6 +27,7 @@ def said(caplog, monkeypatch):
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size spreads the tokens"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size spreads the tokens"),
         ({"nnodes": 2}, "spans hosts"),
+        ({"nnodes": 4, "nnodes_within_dp": 2, "data_parallel_size": 2}, "spans hosts"),
     ],
 )
 def test_an_engine_that_is_spread_otherwise_runs_without_a_cache(daemon, said, spread, why):

@@ -26,7 +26,9 @@ def refuse(config: Any) -> None:
             raise ConfigError(
                 f"{name} spreads the tokens of one block over ranks, which is not supported"
             )
-    if getattr(parallel, "nnodes", 1) > 1 and not getattr(parallel, "data_parallel_size", 1) > 1:
+    alone = getattr(parallel, "data_parallel_size", 1) == 1
+    hosts = getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1) if alone else 1)
+    if hosts > 1:
         raise ConfigError("an engine that spans hosts has no one daemon for all of its ranks")
 
 
