@@ -138,6 +138,25 @@ def test_ranks_fill_hundreds_of_chunks_in_one_call(client, ranks):
     assert identity_holds(wait_for(lambda: settled(client), 5))
 
 
+def test_ranks_hold_what_was_dispatched_to_them_however_much(client, ranks):
+    keep(client, range(COUNT))
+    asked = [key(number) for number in range(COUNT)]
+    leases = client.load(asked, None).leases
+    client.release(leases[700:800])
+    client.ask(replies.Done, records.Ping)
+    handle = client.dispatch("many", leases, 1)
+    adopted = [each.adopt(handle) for each in ranks]
+    client.ask(replies.Done, records.Ping)
+    assert client.delete(asked) == COUNT
+    assert memory(client)["quarantined"] == (COUNT - 100) * NBYTES
+    for each, mine in zip(ranks, adopted, strict=True):
+        assert all(mine[at].current for at in (0, 511, 512, COUNT - 1))
+        assert memory(client)["quarantined"] == (COUNT - 100) * NBYTES
+        each.release(mine)
+        each.flush()
+    assert identity_holds(wait_for(lambda: settled(client), 5))
+
+
 def test_many_values_are_pinned_and_unpinned(client):
     keep(client, range(COUNT))
     runs = to_runs([key(number) for number in range(COUNT + 1000)])
