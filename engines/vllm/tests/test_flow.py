@@ -1,6 +1,7 @@
 """One request after another: hits, misses, chunks, preemption, wishes."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from lmcache_engine_vllm import scheduler
@@ -245,6 +246,17 @@ def test_what_is_kept_is_announced_once_it_is_visible(make):
     engine.pool.reset()
     served(engine, PROMPT)
     assert engine.worker.events() == []
+
+
+def test_what_is_kept_of_an_adapter_is_announced_as_such(make, tmp_path):
+    """Routers that go by token ids would send requests of the bare model there."""
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"1" * 64)
+    lora = SimpleNamespace(lora_path=str(tmp_path), lora_int_id=3, lora_name="style")
+    engine = make(budget=64)
+    served(engine, PROMPT, lora_request=lora)
+    served(engine, [7] * 20)
+    said = [(event.lora_id, event.lora_name) for event in engine.worker.events()]
+    assert said == [(3, "style")] * 5 + [(None, None)] * 2
 
 
 @pytest.mark.parametrize("background", [False, True])

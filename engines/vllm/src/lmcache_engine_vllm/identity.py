@@ -114,6 +114,7 @@ class Wishes:
         tags: labels of what is stored.
         skip_save: keep nothing of it.
         most: tokens kept at most.
+        lora: number and name of its adapter, for whoever follows events; not part of any key.
     """
 
     extras: tuple[Extra, ...] = ()
@@ -121,6 +122,7 @@ class Wishes:
     tags: tuple[str, ...] = ()
     skip_save: bool = False
     most: int | None = None
+    lora: tuple[int | None, str | None] = (None, None)
 
 
 def wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManager]) -> Wishes:
@@ -168,6 +170,7 @@ def _wishes(request: Any, options: EngineConfig, managers: Mapping[str, KeyManag
         tags,
         bool(params.get("lmcache.skip_save", False)),
         int(most) if isinstance(most, int | float) else None,
+        (getattr(lora, "lora_int_id", None), getattr(lora, "lora_name", None)),
     )
 
 

@@ -245,6 +245,7 @@ class Scheduler:
                 if events
                 else (),
                 asked.chain.digests[first - 1] if events and first else None,
+                asked.wishes.lora,
             )
         )
         asked.told = asked.told or asked.computed >= asked.fill

@@ -48,6 +48,7 @@ class Store:
         total: tokens of the request so far, for people.
         last: the request's prompt is complete with it.
         tokens, parent: their ids, and the digest of the chunk before, where vLLM publishes events.
+        lora: number and name of the request's adapter there.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Store:
     last: bool = False
     tokens: tuple[int, ...] = ()
     parent: bytes | None = None
+    lora: tuple[int | None, str | None] = (None, None)
 
 
 @dataclass(slots=True)

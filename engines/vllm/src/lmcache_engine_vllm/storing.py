@@ -162,7 +162,10 @@ class Storing:
             size, begin = self.kept[0].form.tokens, want.first - store.first
             parent = store.digests[begin // size - 1] if begin else store.parent
             ids = [*store.tokens[begin : begin + size]]
-            self.events.append(Announced([want.key.digest], parent, ids, size))
+            number, name = store.lora
+            self.events.append(
+                Announced([want.key.digest], parent, ids, size, lora_id=number, lora_name=name)
+            )
 
     def _there(self, group: int, tables: Tables, first: int) -> bool:
         """Whether all blocks of a chunk are still the request's."""
