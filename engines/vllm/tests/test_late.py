@@ -10,6 +10,7 @@ from lmcache_engine_vllm import breaker, halves
 from engines.vllm.tests import fake
 from engines.vllm.tests.common import PROMPT, served
 from engines.vllm.tests.fake import Engine
+from lmcache_core.spi import ConfigError
 from lmcache_core.wire import records, replies
 from tests.wire.daemons import Daemon, wait_for
 
@@ -91,7 +92,17 @@ def test_a_daemon_that_turns_lossy_serves_no_engine_that_was_started_without(
         )
         assert asked.missing == [0]
         assert "it runs without a cache until it is started again" in caplog.text
-        engine.close()
+        with pytest.raises(ConfigError, match="exact: true forbids that"):
+            Engine(daemon, model=model, policy="exact")
+        told = "what they give back also enters vLLM's own prefix cache"
+        assert told not in caplog.text
+        approximate = Engine(daemon, model=model)
+        assert told in caplog.text
+        assert served(approximate, PROMPT) == 0
+        approximate.pool.reset()
+        assert served(approximate, PROMPT) == 40
+        for each in (engine, approximate):
+            each.close()
 
 
 def test_a_daemon_that_stops_before_it_knows_an_engine_costs_it_one_wait(
