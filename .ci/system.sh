@@ -46,11 +46,11 @@ unpack() { # COMMAND PACKAGE...: the package with the command and the libraries 
     fi
     [[ $(id -u) != 0 ]] || apt-get update -qq
     mkdir -p "$debian" .lmcache-work/bin
-    (cd "$debian" && apt-get download -qq "$@" && for each in *.deb; do dpkg -x "$each" .; done && rm -f ./*.deb)
+    (cd "$debian" && apt-get download -qq "$@" && for each in *.deb; do dpkg -x "$each" .; done && rm -f ./*.deb) || return
     cat >".lmcache-work/bin/$command" <<'STARTER'
 #!/bin/sh
 tree=$(dirname "$(dirname "$(readlink -f "$0")")")/debian
-LD_LIBRARY_PATH=$(echo "$tree"/usr/lib/*-linux-gnu) exec "$tree/usr/bin/$(basename "$0")" "$@"
+LD_LIBRARY_PATH=$(echo "$tree"/usr/lib/*-linux-gnu "$tree"/lib/*-linux-gnu | tr ' ' :) exec "$tree/usr/bin/$(basename "$0")" "$@"
 STARTER
     chmod +x ".lmcache-work/bin/$command"
     echo "system: unpacked $command"
@@ -58,6 +58,8 @@ STARTER
 unpack redis-server redis-server redis-tools libhiredis0.14 libjemalloc2 liblua5.1-0 liblzf1 lua-bitop lua-cjson libatomic1
 unpack memcached memcached libevent-2.1-7 libsasl2-2
 unpack etcd etcd-server
+# Two mounts of one folder, for tests of shared ones; without it they share the folder itself.
+unpack bindfs bindfs libfuse2 || echo 'system: no bindfs'
 if ! command -v cbtemulator >/dev/null && [[ ! -x .lmcache-work/bin/cbtemulator && $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     bash .ci/bigtable.sh
 fi
