@@ -142,6 +142,8 @@ class Connection:
                 for level, kind, data in extra:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self.pidfds += struct.unpack(f"{len(data) // 4}i", data[: len(data) & ~3])
+                while len(self.pidfds) > 1:  # it has one process
+                    os.close(self.pidfds.pop())
             else:
                 got = self.socket.recv_into(room)
         if not got:

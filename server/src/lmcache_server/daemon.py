@@ -36,7 +36,7 @@ from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
 from lmcache_server.engines import Engines
-from lmcache_server.listening import claim, disclaim, listen
+from lmcache_server.listening import Listener, claim, disclaim, listen
 from lmcache_server.many import MANY_VERBS
 from lmcache_server.pins import Pins
 from lmcache_server.session import Session, Sessions
@@ -44,7 +44,6 @@ from lmcache_server.turns import Turns, steady
 from lmcache_server.verbs import VALUE_VERBS, Answer
 
 VERBS = {**VALUE_VERBS, **ADMIN_VERBS, **MANY_VERBS}
-_MOST_CONNECTIONS = 1024
 _MOST_PEERS = 1000
 _STOCK_AGE_S = 0.05
 _AHEAD = 64 << 20  # a slab
@@ -117,7 +116,7 @@ class Daemon:
         self._ready = ready
         self._refused: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[Listener] = []
         self.quotas: dict[str, int] = {}
         self._stock: tuple[float, bool] = (0.0, False)
         self.begun = time.time()
@@ -150,7 +149,7 @@ class Daemon:
             self.attach(await self.builder.build())
             self._warm_up()
             for each in listen(options.path, options.host, options.port, options.sockets):
-                self._serve(each)
+                self._listeners.append(Listener(self, each))
         except BaseException:
             disclaim(options.path, lock)
             raise
@@ -298,25 +297,6 @@ class Daemon:
             self.loop.remove_reader(session.process.fileno())
             session.process.discard()
 
-    # -- sockets -------------------------------------------------------------------------------------------
-
-    def _serve(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        self._listeners.append(listener)
-        local = listener.family == socket.AF_UNIX
-        self.loop.add_reader(listener.fileno(), self._accept, listener, local)
-
-    def _accept(self, listener: socket.socket, local: bool) -> None:
-        with suppress(BlockingIOError, InterruptedError, ConnectionError):
-            sock, _ = listener.accept()
-            # Half are for this user's processes: nobody outside keeps them from their cache.
-            most = _MOST_CONNECTIONS if local else _MOST_CONNECTIONS // 2
-            if len(self.connections) >= most:
-                self.refuse("everybody", f"{most} connections are open")
-                sock.close()
-                return
-            Connection(self, sock, local=local)
-
     # -- life ----------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
@@ -377,7 +357,6 @@ class Daemon:
         """Drain, flush, close, in time."""
         service.tell(service.STOPPING)
         for listener in self._listeners:
-            self.loop.remove_reader(listener.fileno())
             listener.close()
         if not any(sock.family == socket.AF_UNIX for sock in self.options.sockets):
             with suppress(OSError):

@@ -82,7 +82,11 @@ def _local_session(
         pidfd = pidfd_of(link.socket, link.pid, link.pidfds)
         if pidfd < 0:
             return None
-        process = OwnerProcess(pidfd, hello.name)
+        try:
+            process = OwnerProcess(pidfd, hello.name)
+        except ValueError:
+            os.close(pidfd)
+            raise
         session = sessions.open(hello.name, process, link.pid or hello.pid)
         link.daemon.watch(session)
     for descriptor in link.pidfds:

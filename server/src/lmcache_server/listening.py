@@ -8,10 +8,60 @@ import socket
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from lmcache_core.spi import ConfigError
+from lmcache_server.connection import Connection
+
+if TYPE_CHECKING:
+    from lmcache_server.daemon import Daemon
 
 _BACKLOG = 256
+_MOST_CONNECTIONS = 1024
+_REST_S = 0.1
+"""Seconds until clients are taken again where there was no descriptor for one."""
+
+
+class Listener:
+    """A listening socket on the daemon's loop; it owns the socket."""
+
+    def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
+        self._daemon = daemon
+        self._socket = sock
+        self._local = sock.family == socket.AF_UNIX
+        sock.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._daemon.loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        daemon = self._daemon
+        try:
+            sock, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:  # who asks stays in the queue: asked again at once, it is so again
+            daemon.refuse("everybody", f"no further connection: {error.strerror}")
+            daemon.loop.remove_reader(self._socket.fileno())
+            daemon.loop.call_later(_REST_S, self._listen)
+            return
+        # Half are for this user's processes: nobody outside keeps them from their cache.
+        most = _MOST_CONNECTIONS if self._local else _MOST_CONNECTIONS // 2
+        if len(daemon.connections) >= most:
+            daemon.refuse("everybody", f"{most} connections are open")
+            sock.close()
+            return
+        try:
+            Connection(daemon, sock, local=self._local)
+        except OSError:  # it was reset before it was accepted
+            sock.close()
+
+    def close(self) -> None:
+        """Take nobody any more."""
+        self._daemon.loop.remove_reader(self._socket.fileno())
+        self._socket.close()
 
 
 def claim(path: str, /) -> int:
