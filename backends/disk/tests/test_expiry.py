@@ -88,6 +88,23 @@ def test_a_clock_that_was_never_set_costs_values_and_serves_no_old_ones(rig):
     assert rig.store(0) == STORED
 
 
+def test_a_clock_that_jumps_takes_only_what_has_a_time(rig):
+    rig.store(0, ttl=MINUTE)
+    for number, jump in enumerate((0.0, YEAR, -YEAR, -20 * YEAR, 20 * YEAR), 1):
+        rig.clock.at += jump
+        rig.clock.booted += jump  # nothing passes meanwhile
+        rig.keep(number)
+        assert all(rig.get(each) == rig.value(each) for each in range(1, number + 1))
+        (found,) = rig.lookup(0)
+        late = rig.clock.at - 1_700_000_000.0
+        assert (found is None) == (late >= MINUTE)
+        if found is not None:
+            assert found.expires == pytest.approx(rig.clock.now() + MINUTE - late)
+    rig.close()
+    again = rig.again()
+    assert all(again.get(each) == again.value(each) for each in range(1, 6))
+
+
 @pytest.mark.parametrize("sync", [Sync.DURABLE, Sync.ORDERED])
 @pytest.mark.parametrize("nbytes", [0, 4096, 5000])
 def test_a_power_loss_does_not_take_the_time_of_a_value(new_rig, sync, nbytes):
