@@ -266,8 +266,17 @@ def test_the_command_reports_on_standard_output_and_by_its_status(
     assert main(["check", folder]) == 0
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert main(["check"]) == 2  # memory alone is configured
+    capsys.readouterr()
+    for name in (b"\xff", b"0/two\nlines", b"tmp/\x1b[2J"):
+        (tmp_path / "kv" / os.fsdecode(name)).touch()
+    assert main(["check", folder]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines) == [f"foreign: {folder}/0/two\\nlines", f"foreign: {folder}/\\udcff"]
+    assert main(["check", "--json", folder]) == 0
+    assert len(json.loads(capsys.readouterr().out)[folder]["foreign"]) == 2
     backend = DiskBackend(DiskConfig(path=folder, fan_out=16), real_context())
     backend.open_blocking()
+    assert all(path.isprintable() for path in backend._scan(None, 9).foreign)
     assert main(["check", folder]) == 3
     assert f"in use by process {os.getpid()}" in capsys.readouterr().err
     backend.close_blocking()

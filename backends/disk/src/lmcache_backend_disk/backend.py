@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Direct, DiskConfig, Sync
-from lmcache_backend_disk.folder import FULL, Folder, expiry, reason
+from lmcache_backend_disk.folder import FULL, Folder, expiry, reason, shown
 from lmcache_backend_disk.transfer import BLOCK
 from lmcache_core.spi import (
     MISSED,
@@ -230,12 +230,12 @@ class DiskBackend(BlockingBackend):
                 status = _status(root, name, shard)
             except OSError as error:
                 self._note("scan", f"scan skips what it cannot see: {reason(error)}")
-                foreign.append(f"{root.path}/{shard}/{name}")
+                foreign.append(shown(f"{root.path}/{shard}/{name}"))
                 status = None
             if status is not None:
                 key = _parse(name) if status.is_file and root.shard_of(name) == shard else None
                 if key is None:
-                    foreign.append(f"{root.path}/{shard}/{name}")
+                    foreign.append(shown(f"{root.path}/{shard}/{name}"))
                 else:
                     values.append((key, self._found(status)))
             if len(values) + len(foreign) >= limit:

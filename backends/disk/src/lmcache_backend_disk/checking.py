@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from lmcache_backend_disk import opening
 from lmcache_backend_disk.client import Root
 from lmcache_backend_disk.config import Sync
-from lmcache_backend_disk.folder import O_DIRECT, Folder, reason
+from lmcache_backend_disk.folder import O_DIRECT, Folder, reason, shown
 from lmcache_core import frame
 from lmcache_core.spi import ConfigError, Corrupt, Files, FileStatus, Key, Unavailable
 
@@ -102,7 +102,7 @@ class _Checker:
         except ValueError:
             key = None
         if key is None or not status.is_file or root.shard_of(name) != shard:
-            report.foreign.append(path)
+            report.foreign.append(shown(path))
             return
         try:
             if self._verified(name, key):

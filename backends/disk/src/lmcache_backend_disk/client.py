@@ -20,6 +20,7 @@ from lmcache_backend_disk.folder import (
     Folder,
     expiry,
     reason,
+    shown,
     stamp_for,
 )
 from lmcache_backend_disk.transfer import BLOCK, read_into, same_bytes, write_from
@@ -240,7 +241,7 @@ class Root:
         """Paths of things directly in the folder that are not ours."""
         own = {"layout", "lock", "tmp", *self.shards()}
         names = sorted(set(self._files.list(self.path)) - own)
-        return [f"{self.path}/{name}" for name in names]
+        return [shown(f"{self.path}/{name}") for name in names]
 
     def _read(
         self, name: str, views: Callable[[int], Sequence[memoryview]], *, offset: int

@@ -112,6 +112,11 @@ def stamp_for(expires: float) -> float | None:
     return stamp if stamp < _OLDEST else None
 
 
+def shown(path: str) -> str:
+    """A path that others have named, for people: on one line, and nothing that a terminal would obey."""
+    return path if path.isprintable() else repr(path)[1:-1]
+
+
 def reason(error: OSError) -> str:
     """What the system says, in lower case."""
     return (error.strerror or str(error)).lower()

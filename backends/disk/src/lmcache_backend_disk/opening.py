@@ -7,7 +7,7 @@ import os
 import re
 
 from lmcache_backend_disk.config import Direct
-from lmcache_backend_disk.folder import FULL, GONE, O_DIRECT, READ, Folder, expiry
+from lmcache_backend_disk.folder import FULL, GONE, O_DIRECT, READ, Folder, expiry, shown
 from lmcache_backend_disk.transfer import BLOCK
 from lmcache_core.spi import ConfigError, Unavailable
 
@@ -118,7 +118,7 @@ def abandoned(folder: Folder, *, now: float | None) -> list[str]:
                 continue
             raise
         if not TEMPORARY.fullmatch(name) or not status.is_file:
-            folder.note("foreign", f"{path} is not ours; left alone")
+            folder.note("foreign", f"{shown(path)} is not ours; left alone")
         elif now is None or (expiry(status) or status.modified) <= now - ABANDONED_S:
             found.append(path)
     return found
