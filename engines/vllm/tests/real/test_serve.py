@@ -144,6 +144,33 @@ def check_hits(served: Served, plain: list[Answer]) -> None:
     raise AssertionError(f"{hits} + {local} tokens served, not {wanted}\n{tail(served.log)}")
 
 
+def check_events(replay: str) -> None:
+    """A router that joins late is told of every chunk that was kept: once, and behind which other one."""
+    import msgspec
+    import zmq
+
+    context, said = zmq.Context(), []
+    with context, context.socket(zmq.DEALER) as asking:
+        asking.connect(replay)
+        asking.send_multipart([b"", (0).to_bytes(8, "big")])
+        while True:
+            assert asking.poll(60_000), "no replay"
+            *_, payload = asking.recv_multipart()
+            if not payload:  # the end
+                break
+            said += msgspec.msgpack.decode(payload)[1]
+    ours = [each for each in said if each["type"] == "BlockStored" and each["medium"] == "CPU"]
+    kept = {each["block_hashes"][0]: each for each in ours}
+    assert len(kept) == len(ours) > 0
+    for each in ours:
+        ids, size = each["token_ids"], each["block_size"]
+        while each["parent_block_hash"] is not None:
+            each = kept[each["parent_block_hash"]]
+            ids = each["token_ids"] + ids
+        assert size == 128
+        assert any(prompt[: len(ids)] == ids for prompt in PROMPTS)
+
+
 def test_the_published_line_of_the_name_in_the_process(
     model: Callable[[str], Path], folder: Path, plain: list[Answer]
 ) -> None:
@@ -165,13 +192,16 @@ def test_the_published_lines_of_the_shared_daemon(
     model: Callable[[str], Path], folder: Path, plain: list[Answer]
 ) -> None:
     """`lmcache server --chunk-size 16`, then `vllm serve` with LMCacheMPConnector and its host and port."""
+    publish, replay = (f"ipc://{folder}/{name}.ipc" for name in ("events", "replay"))
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": publish, "replay_endpoint": replay}  # fmt: skip
     with daemon(folder / "daemon", "--chunk-size", "16") as running:
         transfer = json.dumps(running.connector)
-        flags = ["--kv-transfer-config", transfer]
+        flags = ["--kv-transfer-config", transfer, "--kv-events-config", json.dumps(events)]
         with serve(model("llama"), folder / "mp.log", *flags, env=running.env) as served:
             check_hits(served, plain)
             assert served.metric("lmcache_loaded_tokens_total") == served.external()
             assert served.metric("lmcache_failed_load_tokens_total") == 0
+            check_events(replay)
 
 
 def test_the_offloading_flags_start_a_private_daemon_of_that_size(
