@@ -72,9 +72,9 @@ class Administration(Serving):
         """Forget the values ``wanted``. Shared stores are searched page by page where they can be listed."""
         self._open()
         count = 0
+        after: int | None = 0
         if tier in (None, self.context.tier):
             self.loader.doom([key for key in self.loader.flights if wanted(key)])
-            after: int | None = 0
             while after is not None:
                 page, after = self.pool.scan(after, PAGE)
                 keys = [key for key, _ in page if wanted(key)]
@@ -87,15 +87,13 @@ class Administration(Serving):
             if each.holdings is None or not each.complete.is_set():
                 work.append((each, _search(each, deadline, wanted=wanted)))
                 continue
-            slots, then = each.holdings.index.page(0, PAGE)
-            while slots:
-                found = [key for key in map(each.holdings.index.key, slots) if wanted(key)]
+            after, index = 0, each.holdings.index
+            while after is not None:
+                slots, after = index.page(after, PAGE)
+                found = [key for key in map(index.key, slots) if wanted(key)]
                 count += len(upkeep.hide(each, found, "deleted"))
                 await asyncio.sleep(0)
-                slots, then = (
-                    each.holdings.index.page(then, PAGE) if then is not None else ([], None)
-                )
-            work.append((each, _swept(each, deadline)))
+            work.append((each, _swept(each, wanted, deadline)))
         return count + await _all(work, deadline)
 
     async def invalidate(self, tag: str, /, *, deadline: float | None = None) -> int:
@@ -262,16 +260,21 @@ async def _remove(
 ) -> int:
     """Delete what was hidden; where nobody knows yet what is there, everything asked for."""
     if tier.holdings is not None and tier.complete.is_set():
-        return len(hidden) + await _swept(tier, deadline)
+        return len(hidden) + await _swept(tier, {*keys}.__contains__, deadline)
     count = await upkeep.remove(tier, keys, deadline) if keys else 0
     if count is None:
         raise Unavailable(f"tier {tier.name} may still have {len(keys)} values to be deleted")
     return count
 
 
-async def _swept(tier: Tier, deadline: float | None) -> int:
-    """Remove what was hidden and counted; what is left then is invisible and tried again."""
-    await upkeep.sweep(tier, deadline)
+async def _swept(tier: Tier, wanted: Callable[[Key], bool], deadline: float | None) -> int:
+    """Remove what was hidden and counted.
+
+    Raises:
+        Unavailable: not all of it; it stays invisible, until a restart, and is tried again with what comes next.
+    """
+    if left := sum(map(wanted, await upkeep.sweep(tier, deadline))):
+        raise Unavailable(f"tier {tier.name} may still have {left} values to be deleted")
     return 0
 
 
@@ -342,8 +345,7 @@ async def _all(work: Sequence[Work], deadline: float | None) -> int:
         BackendError: of the first tier that could not, after all others are done; or one is late.
     """
     tasks = [(tier, tier.tasks.start("removal", job)) for tier, job in work]
-    count = 0
-    errors: list[BackendError] = []
+    count, errors = 0, list[BackendError]()
     for tier, task in tasks:
         seconds = None if deadline is None else deadline - tier.context.clock.now()
         if not await settle(task, seconds) or task.cancelled():

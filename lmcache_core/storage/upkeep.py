@@ -61,8 +61,8 @@ def hide(tier: Tier, keys: Sequence[Key], why: str, /) -> list[Key]:
     return hidden
 
 
-async def sweep(tier: Tier, deadline: float | None, /) -> bool:
-    """Delete what is invisible but still there; True when nothing of it is left."""
+async def sweep(tier: Tier, deadline: float | None, /) -> list[Key]:
+    """Delete what is invisible but still there; returns what is left and not being deleted."""
     if tier.holdings is None:
         for key, etag in list(tier.bad.items()):
             if (
@@ -70,12 +70,12 @@ async def sweep(tier: Tier, deadline: float | None, /) -> bool:
                 and await remove(tier, [key], deadline, etag=etag) is not None
             ):
                 tier.bad.pop(key, None)
-        return not tier.bad
+        return [*tier.bad]
     leaving, deleting = tier.holdings.leaving, tier.deleting
     while batch := list(islice((key for key in leaving if key not in deleting), SWEEP)):
         if await remove(tier, batch, deadline) is None:
             break
-    return not tier.holdings.leaving
+    return [key for key in leaving if key not in deleting]
 
 
 async def remove(
