@@ -137,9 +137,9 @@ class Tier:
         await self.backend.open()
         capabilities, size = self.backend.capabilities, self.config.size
         if capabilities.shared:
-            if size is not None:
+            if size is not None or self.config.quotas:
                 raise ConfigError(
-                    f"tier {self.name} is shared: its limit is set at the store, remove its size"
+                    f"tier {self.name} is shared: limits are set at the store, remove size and quotas"
                 )
             self.complete.set()
         else:

@@ -224,6 +224,15 @@ def test_a_folder_in_use_is_named_with_its_owner_and_taken_when_that_ends(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("given", [{"size": ByteSize(MIB)}, {"quotas": {"default": ByteSize(MIB)}}])
+def test_limits_that_a_shared_folder_would_not_keep_are_refused(tmp_path, given):
+    made = config(tmp_path / "kv", plugin="fs", size=0)
+    made = replace(made, tiers=(replace(made.tiers[0], **given),))
+    with pytest.raises(ConfigError, match="tier fs is shared") as caught:
+        asyncio.run(build(made, Registry()))
+    assert "\n" not in str(caught.value)
+
+
 HANGING = """
 import asyncio, sys, time
 from dataclasses import replace
