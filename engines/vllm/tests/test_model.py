@@ -35,6 +35,9 @@ SETTINGS = {
     "blocks": st.integers(16, 32),
     "budget": st.integers(3, 40),
     "most": st.sampled_from([None, None, 0, 8]),
+    "hooked": st.sampled_from([2, 2, 1, 0]),
+    "skip_last_n_tokens": st.sampled_from([0, 0, 5]),
+    "canary": st.sampled_from([0.0, 0.0, 0.5]),
 }
 
 
@@ -93,6 +96,7 @@ def test_no_schedule_ends_in_wrong_bytes(
         "save_decode_cache": save_decode,
         "model": model,
         "async_load": background,
+        "use_layerwise": layerwise,
         "ranks": ranks,
     }
     engine = Engine(daemon, **how, **flags)
