@@ -40,7 +40,7 @@ with Cache.from_config({"daemon": json.loads(sys.argv[1])}) as cache:
 def engine(daemon):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(daemon)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
