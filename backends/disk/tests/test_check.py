@@ -91,6 +91,27 @@ def test_each_kind_of_damage_is_named_and_changes_nothing(closed):
     assert not report.clean
 
 
+def test_long_values_are_read_whole(new_rig):
+    rig = new_rig().open()
+    spec = KVSpec(
+        "uint8", 256, 1, 0, 0, Interior.PAGE, tuple(SegmentSpec(i, 0, 1, 700_000) for i in range(3))
+    )
+    header = memoryview(bytearray(frame.header_nbytes(3)))
+    for number in (10, 11, 12):
+        payload = memoryview(rig.value(number, spec.nbytes))
+        frame.seal_value(header, payload, rig.key(number), spec=spec)
+        rig.backend.store_blocking(Store(rig.key(number), (header, payload)))
+    fill(rig, 5)
+    rig.close()
+    assert checked(rig).good == 8
+    rig.disk.flip(rig.path(11), 8 * (spec.nbytes + 4000))
+    rig.disk.cut(rig.path(12), spec.nbytes)
+    report = checked(rig)
+    assert report.good == 6
+    assert "of segment 2" in report.damaged[rig.path(11)]
+    assert "header says" in report.damaged[rig.path(12)]
+
+
 def test_repair_deletes_what_is_damaged_or_orphaned_and_nothing_else(closed):
     disk = closed.disk
     disk.flip(closed.path(0), 8 * 5000)
@@ -266,6 +287,13 @@ def test_the_command_reports_on_standard_output_and_by_its_status(
     assert main(["check", folder]) == 0
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert main(["check"]) == 2  # memory alone is configured
+    capsys.readouterr()
+    path = new_rig.path(1, folder)
+    os.truncate(path, 1 << 40)  # more than memory holds
+    assert main(["check", "--json", folder]) == 1
+    report = json.loads(capsys.readouterr().out)[folder]
+    assert (report["good"], list(report["damaged"])) == (1, [path])
+    assert main(["check", "--repair", folder]) == 1
     capsys.readouterr()
     for name in (b"\xff", b"0/two\nlines", b"tmp/\x1b[2J"):
         (tmp_path / "kv" / os.fsdecode(name)).touch()

@@ -124,22 +124,29 @@ class _Checker:
 
     def _verified(self, name: str, key: Key) -> bool:
         """Read and verify; False when the file is gone."""
-        got = self._root.read(name, self._room, offset=0)
+        length = 0
+
+        def first(nbytes: int) -> list[memoryview]:
+            nonlocal length
+            length = nbytes
+            return [self._buffer[:nbytes]]
+
+        got = self._root.read(name, first, offset=0)
         if got is None:
             return False
-        whole = self._buffer[:got]
-        header = frame.open_header(whole, key)
-        if got != header.nbytes + header.stored_nbytes:
-            raise Corrupt(
-                f"has {got} bytes, its header says {header.nbytes + header.stored_nbytes}"
-            )
-        frame.verify(header, whole[header.nbytes :])
+        header = frame.open_header(self._buffer[:got], key)
+        claimed = header.nbytes + header.stored_nbytes
+        if length != claimed:  # before there is memory for it: a length alone proves nothing
+            raise Corrupt(f"has {length} bytes, its header says {claimed}")
+        if length > len(self._buffer):
+            larger = memoryview(mmap.mmap(-1, length))
+            larger[:got] = self._buffer[:got]
+            self._buffer = larger
+        rest = self._buffer[got:length]
+        if rest and self._root.read(name, lambda nbytes: [rest], offset=got) is None:
+            return False
+        frame.verify(header, self._buffer[header.nbytes : length])
         return True
-
-    def _room(self, nbytes: int) -> list[memoryview]:
-        if nbytes > len(self._buffer):
-            self._buffer = memoryview(mmap.mmap(-1, nbytes))
-        return [self._buffer[:nbytes]]
 
     def _damaged(self, name: str, path: str, what: str, status: FileStatus) -> None:
         self._report.damaged[path] = what
