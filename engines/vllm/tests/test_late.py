@@ -96,7 +96,7 @@ def test_a_daemon_that_turns_lossy_serves_no_engine_that_was_started_without(
             Engine(daemon, model=model, policy="exact")
         told = "what they give back also enters vLLM's own prefix cache"
         assert told not in caplog.text
-        approximate = Engine(daemon, model=model)
+        approximate = Engine(daemon, model=model, canary=1.0)  # which would find every hit wrong
         assert told in caplog.text
         assert served(approximate, PROMPT) == 0
         approximate.pool.reset()

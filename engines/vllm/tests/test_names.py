@@ -160,6 +160,23 @@ def test_every_output_ends_a_step(connector, daemon):
         assert [*made.take_events()] == events and ends == [1]
 
 
+def test_what_has_left_the_cache_is_told_under_every_name(connector, daemon, monkeypatch):
+    """Seen in LMCache#5076."""
+    kinds = ModuleType("kv_events")
+    kinds.BlockRemoved = lambda block_hashes, medium: (block_hashes, medium)
+    kinds.AllBlocksCleared = lambda: "cleared"
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kinds)
+    for kind, stored in ((Stock, ["event"]), (connector.LMCacheConnector, [])):
+        made = kind(config(daemon), Role.SCHEDULER, cache_config(8))
+        ours = made._lmcache_engine if kind is Stock else made.halves
+        said = [([b"x"], True), ([b"y"], False), ([], False)]
+        ours.leaving = SimpleNamespace(taken=lambda said=said: said.pop(0), close=lambda: None)
+        assert [*made.take_events()] == ["cleared", ([b"x"], "CPU"), *stored]
+        assert [*made.take_events()] == [([b"y"], "CPU"), *stored]
+        assert [*made.take_events()] == stored
+        made.shutdown()
+
+
 def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
     """Seen in LMCache#853."""
     made = halves.Halves(config(daemon), cache_config(8), False, shared=False)

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from lmcache_engine_vllm import engine
 from lmcache_engine_vllm.halves import Halves
 
 if TYPE_CHECKING:
@@ -138,12 +139,7 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self.halves.ended()  # of all hooks, only this one is called for every output
         events, self._announced = self._announced, None
         found = list(events.aggregate().get_all_events()) if events is not None else []
-        gone, lost = self.halves.gone()
-        if gone or lost:
-            kinds = import_module("vllm.distributed.kv_events")
-            removed = [kinds.BlockRemoved(block_hashes=gone, medium="CPU")] if gone else []
-            found = [*([kinds.AllBlocksCleared()] if lost else []), *removed, *found]
-        return found
+        return [*engine.departures(*self.halves.gone()), *found]
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -32,6 +32,15 @@ def refuse(config: Any) -> None:
         raise ConfigError("an engine that spans hosts has no one daemon for all of its ranks")
 
 
+def departures(gone: list[bytes], lost: bool) -> list[Any]:
+    """What vLLM publishes of chunks that are in no tier any more, and of a cache of which nothing is known."""
+    if not (gone or lost):
+        return []
+    kinds = import_module("vllm.distributed.kv_events")
+    removed = [kinds.BlockRemoved(block_hashes=gone, medium="CPU")] if gone else []
+    return [*([kinds.AllBlocksCleared()] if lost else []), *removed]
+
+
 def ranks(config: Any, cache: Any) -> Ranks:
     """Where this worker stands."""
     parallel, model = config.parallel_config, config.model_config

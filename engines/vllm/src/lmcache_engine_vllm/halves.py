@@ -63,6 +63,11 @@ class Halves:
 
     def _schedule(self) -> None:
         options, transfer = self.cache.config.engine, self.config.kv_transfer_config
+        if self.settings.canary and self.cache.fidelity != "exact":
+            self.settings = replace(self.settings, canary=0.0)
+            LOG.warning(
+                "lmcache.canary has no effect: what lossy tiers give back is never the same"
+            )
         self.scheduler = Scheduler(
             self.client, self.settings, options, self.parts, self.chunk,
             self.config.parallel_config.world_size, managers=self.cache.managers(), tally=self.tally,

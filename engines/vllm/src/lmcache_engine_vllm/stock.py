@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lmcache_engine_vllm import engine
 from lmcache_engine_vllm.halves import Halves
 from lmcache_engine_vllm.settings import LOG
 from lmcache_engine_vllm.steps import Announced
@@ -93,5 +94,5 @@ class LMCacheConnectorV1Impl(Halves):
 
     def after_step(self) -> Iterable[Any]:
         self.ended()
-        events: Iterable[Any] = type(self._parent).take_events(self._parent)
-        return events
+        stored: Iterable[Any] = type(self._parent).take_events(self._parent)
+        return [*engine.departures(*self.gone()), *stored]
