@@ -1,15 +1,23 @@
 """A tier in another daemon, under a manager, and when that daemon goes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from lmcache_backend_lmcache import LMCacheBackend
 from lmcache_backend_lmcache.config import LMCacheConfig
 
 from lmcache_core.config import load
-from lmcache_core.spi import ConfigError, Load, Store, StoreStatus, Unavailable
+from lmcache_core.frame import open_header
+from lmcache_core.spi import ConfigError, Load, Secret, Store, StoreStatus, Unavailable
 from lmcache_core.testing.contexts import test_context as real_context
-from tests.wire.daemons import Daemon, key
+from lmcache_core.wire.address import Address
+from tests.wire.daemons import ROOM, Daemon, fill, free_port, key
+
+
+def elsewhere(path):
+    """A client of another node finds no such socket there."""
+    return Address(path=f"{path}.of-another-node")
 
 
 def test_remote_url_of_the_old_form_is_this_tier():
@@ -50,3 +58,29 @@ def test_killed_daemon_is_unavailable_and_found_again(tmp_path):
 
     with Daemon(tmp_path, "--arena-mode", "shared-rw") as daemon:
         asyncio.run(asyncio.wait_for(body(daemon), 30))
+
+
+def test_a_frame_is_kept_by_a_daemon_on_another_node_and_read_by_its_clients(tmp_path, monkeypatch):
+    """Over plain TCP the daemon keeps what is sealed for its key and nothing else."""
+    monkeypatch.setattr("lmcache_core.wire.connection.Address", elsewhere)
+
+    async def body(daemon):
+        url = f"lmcache://127.0.0.1:{daemon.port}"
+        backend = LMCacheBackend(LMCacheConfig(url, Secret("t"), 20.0), real_context())
+        await backend.open()
+        frame = bytearray(ROOM + 5000)
+        fill(SimpleNamespace(view=memoryview(frame), key=key(1)), 1)
+        (stored,) = await backend.store([Store(key(1), (memoryview(frame),))])
+        assert stored.status is StoreStatus.STORED, stored
+        back = bytearray(len(frame))
+        (loaded,) = await backend.load([Load(key(1), (memoryview(back),))])
+        assert loaded.error is None and back == frame
+        await backend.aclose()
+        near = daemon.client()
+        found = near.load([key(1)], None)
+        assert found.leases[0].identity == open_header(memoryview(frame), key(1)).identity
+        near.release(found.leases)
+        near.close()
+
+    with Daemon(tmp_path, port=free_port(), token="t") as daemon:
+        asyncio.run(asyncio.wait_for(body(daemon), 60))

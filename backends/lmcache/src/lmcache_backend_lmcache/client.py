@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 
 from lmcache_backend_lmcache.config import LMCacheConfig
-from lmcache_core import ops
+from lmcache_core import frame, ops
 from lmcache_core.spi import (
     MISSED,
     PRESENT,
     STORED,
+    Corrupt,
     Found,
     Key,
     Load,
@@ -88,7 +89,7 @@ class Client:
             for part in store.parts:
                 ops.copy(held.view[at : at + part.nbytes], part)
                 at += part.nbytes
-            identity = ops.digest(held.view, 0)
+            identity = _identity(held.view, store.key)
             (visible,) = self._daemon.commit_batch([held], [identity], ttl=store.ttl)
             if not visible:
                 raise Unavailable(f"{self._url} has not confirmed the value")
@@ -114,3 +115,11 @@ class Client:
 
     def _absent(self) -> Unavailable:
         return Unavailable(f"no daemon answers at {self._url}")
+
+
+def _identity(value: memoryview, key: Key) -> bytes:
+    """Of a frame its own, which is what the daemon and its other clients compare; of anything else a digest."""
+    try:
+        return frame.open_header(value, key).identity
+    except Corrupt:
+        return ops.digest(value, 0)

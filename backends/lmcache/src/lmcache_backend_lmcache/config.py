@@ -12,7 +12,8 @@ class LMCacheConfig:
     """Which daemon.
 
     Attributes:
-        url: ``lmcache://HOST[:PORT]``, ``lm://...``, or ``unix:///PATH`` of a daemon of this user on this node.
+        url: ``lmcache://HOST[:PORT]``, ``lm://...``, ``tls://HOST[:PORT][?ca=FILE]``, or ``unix:///PATH`` of a
+            daemon of this user on this node.
         token: of a daemon on another node, or of another user.
         timeout: longest wait for one answer.
         threads: most calls at once.
