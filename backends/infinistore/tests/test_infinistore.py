@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from lmcache_backend_infinistore import InfiniStoreBackend
@@ -29,6 +30,8 @@ from lmcache_core.testing.services import need_service
 
 KEY = Key(bytes(32), bytes(32))
 NAME = b"lmcache:" + KEY.text.encode()
+BIG = 20 << 20
+"""More than a socket holds."""
 
 
 async def get(backend, nbytes=5000):
@@ -71,14 +74,15 @@ def test_marker_proves_itself():
         assert unpack(b"a", spoiled) is None
 
 
-def test_value_that_its_writer_never_finished_is_absent_and_replaced():
+def test_value_that_its_writer_never_finished_is_not_found():
     with FakeServer() as server:
 
         async def main(backend):
+            name = NAME + b".0"
             with socket.create_connection(server.server_address) as sock:
-                body = payload_body(PUT, NAME, 48)
+                body = payload_body(PUT, name, 48)
                 sock.sendall(HEADER.pack(MAGIC, PAYLOAD, len(body)) + body + b"half")
-            while NAME not in server.values:
+            while name not in server.values:
                 assert await backend.lookup([KEY]) == [None]
             assert await backend.lookup([KEY]) == [None]
             assert (await get(backend))[0].status is LoadStatus.MISSED
@@ -86,6 +90,18 @@ def test_value_that_its_writer_never_finished_is_absent_and_replaced():
             assert (await get(backend))[1] == b"v" * 5000
 
         on(server, main)
+
+
+def test_marker_travels_in_one_piece_with_its_request():
+    """In two, the server would show it before it is there, and die of whoever asks meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link, sent = Link(server.getsockname(), 5.0), []
+        with link._socket:
+            link._socket = SimpleNamespace(
+                sendall=sent.append, settimeout=lambda _: None, recv_into=lambda view: len(view)
+            )
+            link.put(b"k" * 332, [memoryview(Marker(7, bytes(16)).pack(b"k"))])
+    assert [len(piece) < 536 for piece in sent] == [True]  # what every way carries whole
 
 
 def test_marker_whose_value_was_evicted_is_a_miss_and_is_stored_anew():
@@ -143,14 +159,69 @@ def test_silent_server_costs_the_timeout_and_a_cancelled_call_less():
         on(server, main)
 
 
+def test_load_that_nobody_waits_for_leaves_its_connection_in_working_order():
+    """The server dies of a connection that ends while it sends a value."""
+    with FakeServer() as server:
+
+        async def main(backend):
+            value = os.urandom(BIG)
+            assert (await put(backend, value)).status is StoreStatus.STORED
+            server.going.clear()
+            into = bytearray(BIG)
+            task = asyncio.ensure_future(backend.load([Load(KEY, (memoryview(into),))]))
+            while not any(into[:64]):
+                await backend.lookup([KEY])
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            before = bytes(into)
+            server.going.set()
+            assert (await get(backend, BIG))[1] == value
+            assert bytes(into) == before
+
+        on(server, main, timeout=5.0)
+
+
+def test_load_that_was_too_slow_is_taken_to_its_end_by_the_next_one():
+    with FakeServer() as server:
+
+        async def main(backend):
+            value = os.urandom(BIG)
+            assert (await put(backend, value)).status is StoreStatus.STORED
+            server.going.clear()
+            for _ in range(2):
+                assert isinstance((await get(backend, BIG))[0].error, Unavailable)
+            server.going.set()
+            assert (await get(backend, BIG))[1] == value
+            server.going.clear()
+            assert isinstance((await get(backend, BIG))[0].error, Unavailable)
+            server.going.set()
+
+        on(server, main)  # its end takes the rest, too
+
+
+def test_store_that_nobody_waits_for_holds_nothing_for_ever():
+    with FakeServer() as server:
+
+        async def main(backend):
+            server.going.clear()
+            assert isinstance((await put(backend, os.urandom(BIG))).error, Unavailable)
+            (half,) = server.halves
+            server.going.set()
+            assert (await put(backend)).status is StoreStatus.STORED
+            assert half not in server.values
+            assert (await get(backend))[1] == b"v" * 5000
+
+        on(server, main)
+
+
 def test_connection_that_the_server_closed_is_made_again():
     with FakeServer() as server:
 
         async def main(backend):
             await put(backend)
             for link in backend._idle_links:
-                link.interrupt()
-                link.cut = False  # the server's doing, not ours
+                link._socket.shutdown(socket.SHUT_RDWR)  # the server's doing, not ours
             assert (await get(backend))[1] == b"v" * 5000
 
         on(server, main)
@@ -210,6 +281,28 @@ def test_real_server_that_hangs_or_dies_is_found_again(tmp_path):
                 assert (await get(backend))[0].status is LoadStatus.MISSED
 
         on(server, main)
+
+
+def test_real_server_outlives_calls_that_nobody_waits_for(tmp_path):
+    program = find_server()
+    need_service("infinistore", None if program else f"no {PROGRAM} here", start=START)
+    with InfiniServer(program, tmp_path) as server:
+
+        async def main(backend):
+            value, other = os.urandom(BIG), Key(bytes(31) + b"1", bytes(32))
+            assert (await put(backend, value)).status is StoreStatus.STORED
+            for number in range(8):
+                into = memoryview(bytearray(BIG))
+                verbs = backend.load([Load(KEY, (into,))]), backend.store([Store(other, (into,))])
+                tasks = [asyncio.ensure_future(verb) for verb in verbs]
+                await asyncio.sleep(0.003 * number)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                await backend.delete([other])
+            assert (await get(backend, BIG))[1] == value
+
+        on(server, main, timeout=5.0)
 
 
 def test_reader_beside_a_slow_writer_sees_nothing_or_all():

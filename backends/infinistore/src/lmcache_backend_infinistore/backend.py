@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from lmcache_backend_infinistore import rdma
@@ -38,13 +39,15 @@ R = TypeVar("R")
 PROBE_NBYTES = 1 << 20
 VALUE_MOST = 1 << 30
 DELETED_AT_ONCE = 1000
+TORN_MOST = 100
+"""Names of stores that ended half-way, remembered."""
 
 
 class InfiniStoreBackend(BlockingBackend):
     """Values in the memory of one InfiniStore server, which evicts by itself; nothing can be listed.
 
     Values move between the socket (or, with a device, the server's memory) and the caller's. A cancelled call over
-    TCP ends by closing its connection.
+    TCP ends by closing its connection, unless a value comes on it: then whoever uses it next takes the rest first.
     """
 
     config_type = InfiniStoreConfig
@@ -55,6 +58,7 @@ class InfiniStoreBackend(BlockingBackend):
         self._lock = threading.Lock()
         self._idle_links: list[Link] = []
         self._busy: set[Link] = set()
+        self._torn: deque[bytes] = deque(maxlen=TORN_MOST)
         self._open = False
         self._way: rdma.Way | None = None
         self.capabilities = Capabilities(
@@ -114,6 +118,9 @@ class InfiniStoreBackend(BlockingBackend):
     def close_blocking(self) -> None:
         with self._lock:
             links, self._idle_links, self._open = self._idle_links, [], False
+        with suppress(OSError):  # they end all the same
+            for link in links:
+                link.settle()
         for link in links:
             link.close()
         if self._way is not None:
@@ -137,17 +144,19 @@ class InfiniStoreBackend(BlockingBackend):
         with self._lock:
             self._busy.add(link)
         try:
+            link.settle()
             yield link
         except BaseException as error:
-            link.keep = False
+            link.keep = link.owing
             if link.cut:
                 raise Unavailable("ended, because nobody waits for it") from error
             raise
         finally:
             with self._lock:
                 self._busy.discard(link)
-                good = link.keep and not link.cut  # it may have been cut when all was done
+                good = link.keep and not link.shut  # it may have been cut when all was done
                 if good and self._open:
+                    link.cut = False
                     self._idle_links.append(link)
                 else:
                     link.close()
@@ -212,7 +221,6 @@ class InfiniStoreBackend(BlockingBackend):
             return Loaded.filled(marker.nbytes) if code == DONE else MISSED
         nbytes = link.size(own)
         if nbytes != marker.nbytes:
-            link.keep = nbytes is None
             return MISSED  # another one's, or gone since
         views, left = [], nbytes
         for view in load.into:
@@ -242,7 +250,13 @@ class InfiniStoreBackend(BlockingBackend):
         if self._way is not None:
             code = self._way.write(own, store.parts[0])
         else:
-            code = link.put(own, store.parts)
+            try:
+                code = self._mend(link)
+                if code == DONE:
+                    code = link.put(own, store.parts)
+            except OSError:
+                self._torn.append(own)
+                raise
         if code == DONE:
             code = link.put(name, [memoryview(marker.pack(name))])
         if code == FULL:
@@ -250,6 +264,21 @@ class InfiniStoreBackend(BlockingBackend):
         if code != DONE:
             raise Broken(f"the server said {code}")
         return STORED
+
+    def _mend(self, link: Link) -> int:
+        """Give back what stores that ended half-way hold: the server never evicts it, and dies when it is deleted.
+
+        Returns the server's last code.
+        """
+        with self._lock:
+            torn, self._torn = self._torn, deque(maxlen=TORN_MOST)
+        code = DONE
+        try:
+            while torn and (code := link.put(torn[-1], [memoryview(b"-")])) == DONE:
+                link.delete([torn.pop()])
+        finally:
+            self._torn.extend(torn)
+        return code
 
     # -- keys ------------------------------------------------------------------------------------------------
 

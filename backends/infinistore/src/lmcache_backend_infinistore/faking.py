@@ -1,6 +1,7 @@
 """A pretended server on a real socket, by what the real one's source says; and a pretended RDMA connection to it.
 
-Like the real one it shows a value while it still receives it, and answers a request for an absent one with a code alone.
+Like the real one it shows a value while it still receives it, answers a request for an absent one with a code alone, and
+dies of a request for a value that is not whole and of a connection that ends while it sends a value.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ from lmcache_backend_infinistore.link import (
     PUT,
 )
 
+LONG = 1 << 20
+
 
 class FakeServer(socketserver.ThreadingTCPServer):
     """Serves on a free port of the loopback from the start of the block to its end.
 
     Args:
         limit: bytes after which it is full; it does not evict.
+
+    Attributes:
+        halves: names of values that are not whole.
+        going: cleared, it stops in the middle of long values.
+        died: of what; then it serves nobody, and the end of the block raises ``AssertionError``.
     """
 
     daemon_threads = True
@@ -41,6 +49,10 @@ class FakeServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, limit: int | None = None) -> None:
         self.values: dict[bytes, bytearray] = {}
+        self.halves: set[bytes] = set()
+        self.going = threading.Event()
+        self.going.set()
+        self.died = ""
         self.limit = limit
         super().__init__(("127.0.0.1", 0), Conversation)
 
@@ -57,8 +69,14 @@ class FakeServer(socketserver.ThreadingTCPServer):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.going.set()
         self.shutdown()
         self.server_close()
+        assert not self.died, self.died
+
+    def die(self, why: str) -> None:
+        self.died = self.died or why
+        raise ConnectionAbortedError(why)
 
 
 class Conversation(socketserver.StreamRequestHandler):
@@ -70,12 +88,17 @@ class Conversation(socketserver.StreamRequestHandler):
         threading.current_thread().name = "fake-infinistore"
         while len(head := self.rfile.read(HEADER.size)) == HEADER.size:
             magic, operation, nbytes = HEADER.unpack(head)
-            if magic != MAGIC:
+            if magic != MAGIC or self.server.died:
                 return  # a value that was taken for requests
-            self._answer(operation, self.rfile.read(nbytes))
+            try:
+                self._answer(operation, self.rfile.read(nbytes))
+            except OSError:
+                return
 
     def _answer(self, operation: bytes, body: bytes) -> None:
         values = self.server.values
+        if operation == DELETE and self.server.halves.intersection(names_of(body)):
+            self.server.die("a value was deleted before it was whole")
         if operation == CHECK:
             self.wfile.write(PAIR.pack(DONE, body not in values))
         elif operation == DELETE:
@@ -90,17 +113,31 @@ class Conversation(socketserver.StreamRequestHandler):
             value = values.get(name)
             if value is None:
                 self.wfile.write(CODE.pack(ABSENT))
+            elif name in self.server.halves:
+                self.server.die("a value was asked for before it was whole")
             else:
-                self.wfile.write(PAIR.pack(DONE, len(value)) + value)
+                half = len(value) // 2
+                try:
+                    self.wfile.write(PAIR.pack(DONE, len(value)) + value[:half])
+                    if half > LONG:
+                        self.server.going.wait()
+                    self.wfile.write(value[half:])
+                except OSError:
+                    self.server.die("a connection ended while a value came on it")
         elif verb == PUT:
             if not self.server.room(nbytes):
                 self.wfile.write(CODE.pack(FULL))
                 return
             value = values[name] = bytearray(nbytes)
+            self.server.halves.add(name)
             view, got = memoryview(value), 0
             while got < nbytes and (more := self.rfile.readinto1(view[got:])):
                 got += more
-            self.wfile.write(CODE.pack(DONE))
+                if got > LONG:
+                    self.server.going.wait()
+            if got == nbytes:
+                self.server.halves.discard(name)
+                self.wfile.write(CODE.pack(DONE))
 
 
 class FakeRdma:
