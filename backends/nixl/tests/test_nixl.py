@@ -210,3 +210,23 @@ def test_sections_and_addresses_of_views():
         joined = b"".join(section(views, start, nbytes))
         assert joined == bytes(data[start : start + nbytes])
     assert address(views[2]) == address(views[0]) + 5
+
+
+def test_nixl_s_own_exchange_by_etcd_is_not_used_even_where_it_is_set_up_for_others():
+    """With an etcd that hangs, the end of an agent never returns and holds the whole process."""
+    code = """
+import os, socket
+silent = socket.create_server(("127.0.0.1", 0))
+os.environ["NIXL_ETCD_ENDPOINTS"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+os.environ["UCX_MODULES"] = "^ib"
+from lmcache_backend_nixl.agent import Agent
+Agent("a", "POSIX", {}).close()
+silent.setblocking(False)
+try:
+    silent.accept()
+except BlockingIOError:
+    print("nobody asked", os.environ["NIXL_ETCD_ENDPOINTS"][:4], flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "nobody asked http\n", ended.stderr

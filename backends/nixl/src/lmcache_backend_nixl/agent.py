@@ -7,7 +7,9 @@ imported. Traps of version 1.5 that this module knows:
   of the whole agent ends it;
 * a transfer that failed and was asked about again may crash the process: it is released exactly once;
 * errors are bare codes, the reason goes to standard error;
-* its libnl crashes when the process ends, once UCX has loaded its InfiniBand module.
+* its libnl crashes when the process ends, once UCX has loaded its InfiniBand module;
+* with ``NIXL_ETCD_ENDPOINTS`` in the environment an agent exchanges metadata through etcd, and where that hangs the end of the
+  agent never returns and holds the interpreter lock: ours are made without it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import importlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from lmcache_core.spi import ConfigError, Region, Unavailable
 
 WHEELS = ("nixl_cu12", "nixl_cu13")
 INFINIBAND = "/sys/class/infiniband"
+ETCD = "NIXL_ETCD_ENDPOINTS"
 Piece = tuple[int, int]
 """Address and length."""
 Place = tuple[int, int, int]
@@ -69,11 +72,14 @@ def plugin_problem(plugin: str, /) -> str | None:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables of the C library's environment for a while: some settings have no parameter."""
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set (None: remove) variables of the C library's environment for a while: some settings have no parameter."""
     libc = ctypes.CDLL(None)
     for name, value in values.items():
-        libc.setenv(name.encode(), value.encode(), 1)
+        if value is None:
+            libc.unsetenv(name.encode())
+        else:
+            libc.setenv(name.encode(), value.encode(), 1)
     try:
         yield
     finally:
@@ -107,7 +113,8 @@ class Agent:
         config = nixl.nixlAgentConfig()
         config.useProgThread = False
         config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
-        self._agent = nixl.nixlAgent(name, config)
+        with _environment({ETCD: None}):
+            self._agent = nixl.nixlAgent(name, config)
         if plugin not in self._agent.getAvailPlugins():
             raise ConfigError(f"NIXL has no plugin {plugin} here: {plugin_problem(plugin)}")
         try:
