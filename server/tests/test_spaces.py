@@ -1,13 +1,24 @@
 """What a daemon says of key spaces stays short however many there are."""
 
 import hashlib
+import json
+import struct
 from types import SimpleNamespace
 
+from hypothesis import given
+from hypothesis import strategies as st
 from lmcache_server import spaces
 
+from lmcache_core.identity import canonical
 from lmcache_core.memory.index import Index
 from lmcache_core.observers import Metrics
 from lmcache_core.spi import Key
+
+ITEMS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4).map(tuple),
+    max_leaves=12,
+)
 
 
 def space(number):
@@ -60,3 +71,32 @@ def test_gauges_of_a_space_that_is_gone_are_gone():
     assert [sample.labels for sample in snapshot if sample.name == "lmcache_space_bytes"] == [
         (("tier", "disk"), ("space", space(0).hex()[:12]))
     ]
+
+
+def item(tag, body):
+    return tag + struct.pack("<I", len(body)) + body
+
+
+@given(ITEMS, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3))
+def test_whatever_an_engine_calls_its_space_says_something_or_nothing(value, changes):
+    """The bytes come from a client, and everybody's ``describe`` reads them."""
+    fields = (*spaces._ABOUT, "groups", *spaces._LAYOUT, "layers")
+    pairs = b"".join(canonical(name) + canonical(value) for name in fields)
+    whole = bytearray(item(b"r", pairs))
+    for at, byte in changes:
+        whole[at % len(whole)] = byte
+    json.dumps(spaces.about(bytes(whole)))
+    spaces.about(bytes(whole)[: len(whole) // 2])
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_no_space(noise):
+    assert spaces.about(noise) == {}
+
+
+def test_items_in_items_end_somewhere():
+    nested = b""
+    for _ in range(20_000):
+        nested = item(b"t", nested)
+    assert spaces.about(nested) == {}
+    assert spaces.about(item(b"r", canonical("groups") + nested)) == {}

@@ -21,6 +21,9 @@ _LAYOUT = (
     *("interior", "page_size", "engine"),
 )
 
+_DEEPEST = 16
+"""Items around the innermost one; a key space has six."""
+
 
 def decode(data: bytes, /) -> Any:
     """Read one canonical item (``lmcache_core.identity.canonical``); a record becomes a mapping.
@@ -34,20 +37,22 @@ def decode(data: bytes, /) -> Any:
     return value
 
 
-def _item(data: memoryview, at: int) -> tuple[Any, int]:
+def _item(data: memoryview, at: int, within: int = 0) -> tuple[Any, int]:
+    if within > _DEEPEST:
+        raise ValueError("canonical items within items without an end")
     if len(data) < at + 5:
         raise ValueError("a canonical item is cut off")
     tag, (nbytes,) = bytes(data[at : at + 1]), struct.unpack_from("<I", data, at + 1)
     begin, end = at + 5, at + 5 + nbytes
     if end > len(data):
         raise ValueError("a canonical item is cut off")
-    body = bytes(data[begin:end])
     if tag in (b"t", b"r"):
         parts = []
         while begin < end:
-            part, begin = _item(data[:end], begin)
+            part, begin = _item(data[:end], begin, within + 1)
             parts.append(part)
         return (dict(zip(parts[::2], parts[1::2], strict=True)) if tag == b"r" else parts), end
+    body = bytes(data[begin:end])
     plain: dict[bytes, Any] = {
         b"n": lambda: None,
         b"b": lambda: body == b"\1",
