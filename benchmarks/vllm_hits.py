@@ -1,11 +1,13 @@
 """`make bench-vllm`: what a hit in our cache costs beside a hit in vLLM's own, in one engine, in pairs.
 
     python .ci/vllm_env.py run benchmarks/vllm_hits.py [--pairs 40] [--cold 60] [--decode 8] [--verify sample always]
+        [--loads sync async]
 
 A tiny Llama in float32, a prefix of 4,096 tokens (67 MB of keys and values), one thread of computation in every
 run, one core left for the daemon. A store always computes checksums, in the same pass as its copy; a load checks
 one chunk in 64 (``verify_hot: sample``), none or, in the same pass, all: one engine for each rule that is named, hooks
-and cold prompts with the first. Upstream's LMCache runs beside it where ``LMCACHE_BENCH_PEER`` names the
+and cold prompts with the first. One engine more has requests wait for their loads (``lmcache.async_load``). The 99th
+percentile is held against a bar from 300 pairs on. Upstream's LMCache runs beside it where ``LMCACHE_BENCH_PEER`` names the
 Python of an environment that has it and vLLM (see docs/howto/vllm.md).
 """
 
@@ -38,6 +40,10 @@ NBYTES = PREFIX * 8 * 2 * 4 * 64 * 4
 """Tokens, layers, keys and values, heads, their size, bytes."""
 RATES = {"off": 0.8, "sample": 0.8, "always": 0.65}
 """Least rate of a transfer, as a share of memcpy's, by what is verified."""
+OVER_MS = {"sync": 2.0, "async": 6.0}
+"""What a hit may take besides the copy, in the median; and in the 99th percentile on top of that:"""
+TAIL_MS, TAIL_PAIRS = 10.0, 300
+"""the latter only where there are so many pairs."""
 
 
 def memcpy_ms(laps: int = 25) -> float:
@@ -100,13 +106,18 @@ def report(name: str, found: dict[str, Any], log: Path, memcpy: float) -> float:
     return memcpy / took if took else 0.0
 
 
-def ours(folder: Path, options: argparse.Namespace, memcpy: float, model: str, verify: str) -> bool:
+def ours(
+    folder: Path, options: argparse.Namespace, memcpy: float, model: str, verify: str, loads: str
+) -> bool:
     """Our connector under one rule of verification; whether it stays below the bars."""
-    name, first = f"lmcache, verify_hot {verify}", verify == options.verify[0]
+    name = f"lmcache, verify_hot {verify}, {loads}"
+    first = (verify, loads) == (options.verify[0], options.loads[0])
     folder.mkdir()
     flags = ["--chunk-size", "256", *(options.flag or ())]
     with engine.daemon(folder, *flags, gib=1.0) as running:
-        extra = running.connector["kv_connector_extra_config"] | {"lmcache.verify_hot": verify}
+        extra = running.connector["kv_connector_extra_config"] | {
+            "lmcache.verify_hot": verify, "lmcache.async_load": loads == "async",
+        }  # fmt: skip
         connector = running.connector | {
             "kv_connector": "TimedConnector", "kv_connector_module_path": "vllm_timed",
             "kv_connector_extra_config": extra,
@@ -120,11 +131,15 @@ def ours(folder: Path, options: argparse.Namespace, memcpy: float, model: str, v
         )  # fmt: skip
     rate, least = report(name, found, folder / "engine.log", memcpy), RATES[verify]
     over = [hit - own for own, hit in zip(found["own"], found["ours"], strict=True)]
-    bar = memcpy / least + 2
+    bar = memcpy / least + OVER_MS[loads]
     good = ms(over) <= bar and rate >= least
+    tail = f"{TAIL_PAIRS} pairs would tell of the 99th percentile"
+    if len(over) >= TAIL_PAIRS:
+        good &= ms(over, 0.99) <= bar + TAIL_MS
+        tail = f"{bar + TAIL_MS:.1f} ms in the 99th percentile"
     print(
-        f"{name}: bars memcpy / {least} + 2 ms = {bar:.1f} ms and {least:.0%} of memcpy's rate: "
-        f"{'held' if good else 'MISSED'}"
+        f"{name}: bars memcpy / {least} + {OVER_MS[loads]:.0f} ms = {bar:.1f} ms ({tail}) "
+        f"and {least:.0%} of memcpy's rate: {'held' if good else 'MISSED'}"
     )
     if found["kept"]:
         change = [a / b - 1 for a, b in zip(found["kept"], found["skipped"], strict=True)]
@@ -200,12 +215,15 @@ def main() -> int:
     options.add_argument("--decode", type=int, default=8)
     options.add_argument("--flag", action="append", help="one more flag of the daemon")
     options.add_argument("--verify", nargs="+", choices=RATES, default=["sample", "always"])
+    options.add_argument("--loads", nargs="+", choices=OVER_MS, default=["sync", "async"])
     given = options.parse_args()
     model = str(models.make(ROOT / ".lmcache-work/vllm-models", "llama-bench"))
     memcpy = memcpy_ms()
     print(f"memcpy of {NBYTES / 1e6:.0f} MB: {memcpy:.1f} ms")
     with tempfile.TemporaryDirectory(prefix="lmcache-bench-vllm-") as folder:
-        held = [ours(Path(folder) / rule, given, memcpy, model, rule) for rule in given.verify]
+        runs = [(rule, given.loads[0]) for rule in given.verify]
+        runs += [(given.verify[0], loads) for loads in given.loads[1:]]
+        held = [ours(Path(folder) / "-".join(run), given, memcpy, model, *run) for run in runs]
         if python := os.environ.get("LMCACHE_BENCH_PEER"):
             peer(python, Path(folder) / "peer", given.pairs, memcpy, model)
     return int(not all(held))
