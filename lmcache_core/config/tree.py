@@ -73,7 +73,7 @@ def read_yaml(text: str, name: str, environment: Mapping[str, str] | None, /) ->
         if node is None:
             return Item({}, name)
         return _Reader(loader, name, environment, references).item(node)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         place = getattr(error, "problem_mark", None)
