@@ -184,6 +184,7 @@ def test_the_published_line_of_the_name_in_the_process(
     wait(lambda: not any(map(answers, runtime.glob("*.sock"))), 60, lambda: "its daemon stays")
     written = log.read_text(errors="replace")
     assert written.count("chunk size 8 is rounded up to 128") == 1
+    assert len(re.findall(r"LMCache \S+ for vLLM \S+: \w+ daemon at ", written)) == 1
     assert "Stored" in written
     assert "Retrieved" in written
 
