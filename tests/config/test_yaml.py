@@ -121,7 +121,7 @@ def test_merging_keeps_every_key_and_prefers_the_later_leaf(
     assert {key: item.plain() for key, item in merged.items()} == expected(under, over)
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 400, "a: " + "[{a: " * 400])
+@pytest.mark.parametrize("text", ["a: " + "[" * 700, "a: " + "[{a: " * 400])
 def test_values_in_values_without_an_end_are_one_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f: not YAML: maximum recursion depth exceeded.*$"):
         plain(text)
