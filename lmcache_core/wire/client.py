@@ -183,7 +183,7 @@ class DaemonClient(Connections):
 
         They are not this process's any more. Returns what the ranks need; None when the daemon is gone.
         """
-        with suppress(BackendError):
+        with suppress(*_NO_ANSWER):
             until = self._until(None)
             with self.link(until) as (link, home):
                 if home is leases.home and leases.grant in home.held:
@@ -207,7 +207,7 @@ class DaemonClient(Connections):
         if home is None:
             return None
         if home is self.home and not home.knows(words):
-            with suppress(BackendError), self.link(self._until(None)) as (link, _):
+            with suppress(*_NO_ANSWER), self.link(self._until(None)) as (link, _):
                 self.fetch(link, home, self._until(None))
         if not home.knows(words):
             with home.lock:
@@ -237,7 +237,7 @@ class DaemonClient(Connections):
                     replies.Count, lambda id: records.Prefetch(id, runs, seconds, tokens)
                 ).count
                 self.on_ready(job, lambda notice: ended.__setitem__(0, True))
-            except BackendError:
+            except _NO_ANSWER:
                 ended[0] = True
 
         def over() -> bool:
@@ -275,7 +275,7 @@ class DaemonClient(Connections):
 
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """(tier, bytes, chunks) in lookup order; nothing when the daemon is gone."""
-        with suppress(BackendError):
+        with suppress(*_NO_ANSWER):
             document = json.loads(self.ask(replies.Document, records.Describe).json)
             memory = document["memory"]
             used = memory["capacity"] - memory["free"]

@@ -298,7 +298,7 @@ class Connections:
         """Say what has ended and close every connection."""
         home = self.home
         if home is not None and not self._closed:
-            with suppress(BackendError):
+            with suppress(BackendError, ConfigError):
                 self._flush(home)
         self._closed = True
         if home is not None:
@@ -329,7 +329,7 @@ class Connections:
         with self._lock:
             if self.home is not None and self.now() > self._keep_until:
                 self._previous = None
-        with suppress(BackendError):
+        with suppress(BackendError, ConfigError):
             self._flush(home)
             self._populate(home)
         self.poll()
@@ -358,7 +358,7 @@ class Connections:
             if said:
                 with self.link(until) as (link, _):
                     link.send([frames(said)], until)
-        except BackendError:
+        except (BackendError, ConfigError):
             home.unsaid(said)
             raise
 

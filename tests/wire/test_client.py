@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmcache_core.engine import CacheClient
-from lmcache_core.spi import Closed, Refusal
+from lmcache_core.spi import Closed, ConfigError, Refusal
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.client import DaemonClient
@@ -290,3 +290,22 @@ def test_commit_that_nobody_heard_gives_its_memory_back(shared):
     client._quiet_until = 0.0
     wait_for(lambda: describe(client)["memory"]["reserved"] == 0, 5)
     client.close()
+
+
+def test_a_configuration_error_is_no_answer_and_ends_no_helper(client, monkeypatch):
+    """A file of authorities that was removed under a running engine is one, when it connects again."""
+    store(client, 70)
+    loaded = client.load([key(70)], None).leases
+
+    def refuse(*what, **how):
+        raise ConfigError("the file cannot be read")
+
+    monkeypatch.setattr(client, "borrow", refuse)
+    assert client.prefetch([key(1)], 1.0)() is True
+    assert client.dispatch("e", loaded, 1) is None
+    assert client.usage() == []
+    client.release(loaded)
+    client.help(0.1)
+    monkeypatch.undo()
+    client.help(0.1)
+    wait_for(lambda: describe(client)["memory"]["leased"] == 0)
