@@ -24,7 +24,7 @@ CEILINGS = {
     "spi": 1156,
     "storage": 2918,
     "testing": 3945,
-    "wire": 1900,
+    "wire": 1904,
     "wrappers": 1534,
 }
 """Code lines per part of the core (docs/design/0006): only ever lowered, or raised with a reason there."""
