@@ -13,7 +13,14 @@ from lmcache_core.wire.address import Address, parse
 from lmcache_core.wire.client import DaemonClient
 from tests.wire.certificates import Authority
 from tests.wire.daemons import (
-    PATIENCE, Daemon, check_leases, describe, free_port, key, store, wait_for,
+    PATIENCE,
+    Daemon,
+    check_leases,
+    describe,
+    free_port,
+    key,
+    store,
+    wait_for,
 )  # fmt: skip
 from tests.wire.test_tcp import TOKEN
 
