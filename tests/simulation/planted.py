@@ -66,7 +66,7 @@ class Bug:
 BUGS = (
     Bug("flipped byte accepted", "COR", frame, "verify_raw", "if have != want:", "if False:"),
     Bug("leases granted in another order", "COR", verbs, "pack", "leases.slots[:count]", "leases.slots[:count][::-1]"),
-    Bug("early publish: one shard of two", "PAR", Joint, "fill", "len(self._filled) < self.engine.ranks or not all(self._digests)", "not any(self._digests)"),
+    Bug("early publish: one shard of two", "PAR", Joint, "fill", "len(self._filled) < self.engine.ranks or not all(self._digests)", "self._digests.__setitem__(slice(None), [each or digests[:DIGEST] for each in self._digests])"),
     Bug("torn stream committed", "COR", verbs, "_intact", "frame.intact(each.view, each.key, identity)", "True"),
     Bug("damaged reply is a hit", "COR", client, "take", "if not frame.intact(value, key, identity):", "if False:"),
     Bug("aborted reservation becomes visible", "COR", Ledger, "_show", "if held.state is not _RESERVED:", "if held.state is _DONE:"),
