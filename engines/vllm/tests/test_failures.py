@@ -125,6 +125,19 @@ def test_an_error_of_our_own_switches_the_cache_off_and_loses_nothing(make, monk
     assert served(other, PROMPT) == 0
 
 
+def test_an_error_while_events_are_taken_ends_no_engine(make, monkeypatch):
+    """A machine may have no thread left for who follows them."""
+
+    def broken(*given):
+        raise RuntimeError("can't start new thread")
+
+    engine = make()
+    monkeypatch.setattr(engine.scheduler.leaving, "taken", broken)
+    assert engine.scheduler.gone() == ([], False)
+    assert engine.scheduler.off
+    assert served(engine, PROMPT) == 0
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_an_error_while_loads_are_ordered_strands_no_request(make, monkeypatch, background):
     served(make(), PROMPT)

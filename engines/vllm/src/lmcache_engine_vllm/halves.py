@@ -216,7 +216,8 @@ class Halves:
 
     def gone(self) -> tuple[list[bytes], bool]:
         """Chunks that the cache has no more since the last call; see ``Leaving.taken``."""
-        return ([], False) if self.leaving is None else self.leaving.taken()
+        nothing: tuple[list[bytes], bool] = ([], False)
+        return nothing if self.leaving is None else self.guarded(nothing, self.leaving.taken)
 
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
