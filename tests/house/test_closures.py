@@ -21,11 +21,12 @@ def test_no_tier_brings_the_library_of_another(root: Path) -> None:
     own = {tier: libraries(root, tier) for tier in REMOTE}
     assert own["redis"] == {"redis"}
     assert own["mooncake"] == {"mooncake-transfer-engine-non-cuda"}
+    brought = {tier: closure(f"lmcache[{tier}]").keys() for tier in REMOTE}
     foreign = {
         (tier, other): found
         for tier in REMOTE
         for other in REMOTE
-        if other != tier and (found := own[other] & closure(f"lmcache[{tier}]").keys())
+        if other != tier and (found := own[other] & brought[tier])
     }
     assert foreign == {}
 
