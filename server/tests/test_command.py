@@ -39,7 +39,7 @@ def test_banner_says_what_serves_where(tmp_path):
     with Daemon(
         tmp_path, "--l2-disk-path", str(tmp_path / "kv"), "--l2-disk-size-gb", "0.1"
     ) as daemon:
-        wait_for(lambda: "tier disk" in daemon.log.read_text(), 5)
+        wait_for(lambda: "tier disk" in daemon.log.read_text())
         text = daemon.log.read_text()
     assert f"serves on {daemon.path}" in text
     assert "memory: 64 MiB, sealed; chunk_size 256" in text
@@ -57,7 +57,7 @@ def test_stop_flushes_and_the_next_start_has_it(tmp_path):
         assert not [name for name in os.listdir(tmp_path) if ".sock" in name]
         daemon.start()
         client = daemon.client(timeout=5)
-        loaded = wait_for(lambda: (got := client.load([key(1), key(2)], None)).leases and got, 5)
+        loaded = wait_for(lambda: (got := client.load([key(1), key(2)], None)).leases and got)
         check_leases(loaded.leases, [1, 2])
         client.release(loaded.leases)
         assert identity_holds(describe(client)["memory"])
@@ -103,11 +103,11 @@ def test_hangup_reads_quotas_and_log_level_again(tmp_path):
         client = daemon.client()
         config.write_text(text + "tenants: {small: {quota: 1MiB}}\n")
         daemon.send(signal.SIGHUP)
-        wait_for(lambda: describe(client)["quotas"] == {"small": 1 << 20}, 5)
+        wait_for(lambda: describe(client)["quotas"] == {"small": 1 << 20})
         assert store(client, 5, nbytes=2 << 20, tenant="small") == []
         config.write_text("tiers: nonsense\n")
         daemon.send(signal.SIGHUP)
-        wait_for(lambda: "not reloaded" in daemon.log.read_text(), 5)
+        wait_for(lambda: "not reloaded" in daemon.log.read_text())
         assert store(client, 6) == [True]
         client.close()
 
@@ -125,7 +125,7 @@ def test_daemonize_returns_when_it_serves(tmp_path):
         assert second.returncode == 2 and "another daemon serves" in second.stderr
     finally:
         os.kill(pid, signal.SIGTERM)
-        wait_for(lambda: not os.path.exists(path), 5)
+        wait_for(lambda: not os.path.exists(path))
 
 
 def test_pool_larger_than_the_machine_is_refused_with_what_fits():

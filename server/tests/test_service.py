@@ -145,7 +145,7 @@ def test_passed_sockets_are_served_and_stay_after_the_end(tmp_path, listeners):
         assert os.path.exists(path)
         daemon.start()  # with the same sockets: whoever connected meanwhile is served
         client = wait_for(daemon.client)
-        wait_for(lambda: client.home is not None, 5)
+        wait_for(lambda: client.home is not None)
         client.close()
 
 

@@ -58,7 +58,7 @@ def test_second_process_reuses_what_the_first_computed(tmp_path, mode):
         second = engine(by_port)
         assert second == {"reused": 96, "stored": 0, "equal": True, "chunk": 16}
         client = daemon.client()
-        wait_for(lambda: describe(client)["memory"]["leased"] == 0, 2)
+        wait_for(lambda: describe(client)["memory"]["leased"] == 0)
         client.close()
 
 

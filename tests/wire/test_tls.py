@@ -96,7 +96,7 @@ def test_plain_client_of_a_tls_port_is_told_to_use_tls(daemon, caplog):
     assert client.home is None
     one_line(caplog, "speaks TLS", "tls://")
     client.close()
-    wait_for(lambda: "refused 127.0.0.1: TLS" in daemon.log.read_text(), 2)
+    wait_for(lambda: "refused 127.0.0.1: TLS" in daemon.log.read_text())
     assert daemon.log.read_text().count("refused 127.0.0.1") == 1  # once per peer
 
 
@@ -106,7 +106,7 @@ def test_tls_client_of_a_plain_port_is_told_that_there_is_none(tmp_path, authori
         assert client.home is None
         one_line(caplog, "speaks no TLS")
         client.close()
-        wait_for(lambda: "TLS where none is served" in plain.log.read_text(), 2)
+        wait_for(lambda: "TLS where none is served" in plain.log.read_text())
 
 
 def test_noise_on_a_tls_port_harms_nobody(daemon, authority):
@@ -176,7 +176,7 @@ def test_renewed_certificate_is_taken_at_sighup(tmp_path, caplog):
             client.close()
             return client.welcome is not None
 
-        wait_for(trusted, 3)
+        wait_for(trusted)
 
 
 def test_start_without_the_key_says_so_in_one_line(tmp_path, authority):
