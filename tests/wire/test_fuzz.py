@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 
 import msgspec
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from lmcache_core.wire import records
 from lmcache_core.wire.codec import LENGTH, decode_reply, decode_request, frame
-from tests.wire.daemons import Daemon, check_leases, describe, free_port, identity_holds, key, store
+from tests.wire.daemons import (
+    PATIENCE,
+    Daemon,
+    check_leases,
+    describe,
+    free_port,
+    identity_holds,
+    key,
+    store,
+)
 from tests.wire.test_tcp import TOKEN, exchange, hello
 
 KINDS = [
@@ -124,6 +134,27 @@ def test_decoders_raise_one_error_only(data):
     for decode in (decode_request, decode_reply):
         with contextlib.suppress(msgspec.DecodeError):
             decode(data)
+
+
+def test_clients_that_greet_at_once_do_not_disturb_each_other(daemon):
+    """Seen in bytedance/InfiniStore#82."""
+    together, served = threading.Barrier(8), []
+
+    def greet(at):
+        together.wait()
+        if at % 2:
+            send(daemon, bytes([0xFF - at]) * 64, greeted=at > 4)
+            return
+        client = daemon.client(timeout=PATIENCE)
+        served.append(client.lookup([key(1)]).leading)
+        client.close()
+
+    threads = [threading.Thread(target=greet, args=(at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert served == [1] * 4
 
 
 def test_one_peer_is_logged_once(daemon):
