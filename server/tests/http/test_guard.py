@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import stat
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_page_of_another_site_is_refused_even_with_the_token(web):
 def test_a_long_body_is_refused_before_it_is_read(web):
     status, _, body = web.ask("POST", "/cache/clear", {}, **{"Content-Length": str(1 << 40)})
     assert status == 413, body
+
+
+def test_a_body_of_unsaid_length_is_refused_before_it_is_read(web):
+    with socket.create_connection(("127.0.0.1", web.port), timeout=20) as sock:
+        head = (
+            "POST /cache/clear HTTP/1.1", f"Host: 127.0.0.1:{web.port}",
+            f"Authorization: Bearer {web.token}", "Transfer-Encoding: chunked", "", "",
+        )  # fmt: skip
+        sock.sendall("\r\n".join(head).encode())
+        assert sock.recv(1000).startswith(b"HTTP/1.1 411 ")
 
 
 def ask(guard, *, client, method="GET", headers=()):

@@ -30,6 +30,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: {"description": "The token is needed"},
     403: {"description": "Host or Origin is not allowed"},
     409: {"description": "The daemon refused"},
+    411: {"description": "The length of the body is not said"},
     413: {"description": "The body is too long"},
     503: {"description": "The daemon is not there"},
     504: {"description": "The daemon did not answer in time"},

@@ -53,6 +53,8 @@ class Guard:
         far = not _is_loopback((scope.get("client") or ("",))[0])
         if (far or scope["method"] not in _READING) and not self._authorized(headers):
             return 401, "the token is needed: Authorization: Bearer TOKEN"
+        if "transfer-encoding" in headers:
+            return 411, "a body comes with its length"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > _MOST_BODY:
             return 413, f"a body has at most {_MOST_BODY} bytes"
