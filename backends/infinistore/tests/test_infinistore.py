@@ -215,6 +215,19 @@ def test_store_that_nobody_waits_for_holds_nothing_for_ever():
         on(server, main)
 
 
+def test_full_server_that_ends_the_connection_under_a_long_value_is_a_refusal():
+    with FakeServer(limit=2 << 20) as server:
+
+        async def main(backend):
+            for _ in range(2):
+                stored = await put(backend, bytes(BIG))
+                assert stored.status is StoreStatus.REFUSED
+                assert stored.reason.startswith("full")
+            assert (await put(backend)).status is StoreStatus.STORED
+
+        on(server, main, timeout=5.0)
+
+
 def test_connection_that_the_server_closed_is_made_again():
     with FakeServer() as server:
 
