@@ -85,6 +85,7 @@ class Engine:
         id = f"r{next(NAMES)}"
         self.requests[id] = Request(id, list(tokens), most, **how)
         self.waiting.append(id)
+        self.scheduler.arrived(self.requests[id])
         return id
 
     def abort(self, id):

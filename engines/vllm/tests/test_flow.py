@@ -1,6 +1,7 @@
 """One request after another: hits, misses, chunks, preemption, wishes."""
 
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -97,13 +98,14 @@ def test_a_request_waits_for_its_load_in_the_background(make, monkeypatch):
     assert served(engine, PROMPT) == 40
 
 
-def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(scheduler, "RESIDENT", 0.0)
+@contextmanager
+def restarted(tmp_path, model, **how):
+    """An engine whose daemon has the first five chunks of ``PROMPT`` on disk, not in memory."""
     settings = tmp_path / "cache.yaml"
     tiers = f"[{{cpu: {{size: 64MiB}}}}, {{disk: {{path: {tmp_path}/kv, size: 256MiB}}}}]"
     settings.write_text(f"chunk_size: 8\nmanager: {{cost_gate: false}}\ntiers: {tiers}\n")
     with Daemon(tmp_path, "--arena-mode", "shared-rw", "--config", str(settings)) as daemon:
-        engine = Engine(daemon, model=model)
+        engine = Engine(daemon, model=model, **how)
         served(engine, PROMPT)
         engine.scheduler.client.flush()
         daemon.kill()
@@ -112,11 +114,18 @@ def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch)
             wait_for(lambda half=half: half.client.home is not None)
         engine.pool.reset()
         served(engine, [7] * 9)  # ranks meet the new daemon with their next step
-        id = engine.add(PROMPT)
-        asked = engine.scheduler.scheduler
-        wait_for(asked.names.ready)
+        wait_for(engine.scheduler.scheduler.names.ready)
         found = engine.scheduler.client.lookup
         wait_for(lambda: found(keys(engine)).leading == 5)  # the tier knows its own again
+        yield engine
+        engine.close()
+
+
+def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(scheduler, "RESIDENT", 0.0)
+    with restarted(tmp_path, model) as engine:
+        id = engine.add(PROMPT)
+        asked = engine.scheduler.scheduler
         began = time.monotonic()
         said = [engine.scheduler.matched(engine.requests[id], 0)[0]]
         wait_for(lambda: said.append(asked.matched(engine.requests[id], 0)) or said[-1])
@@ -125,7 +134,23 @@ def test_a_request_waits_for_what_a_lower_tier_has(tmp_path, model, monkeypatch)
         assert said[-1] == 40
         engine.run()
         assert engine.recomputed == 0
-        engine.close()
+
+
+def test_lower_tiers_bring_up_what_a_request_wants_before_its_turn(tmp_path, model):
+    with restarted(tmp_path, model, eager_prefetch=True) as engine:
+
+        def resident():
+            return [
+                place and place.tier
+                for place in engine.scheduler.client.lookup(keys(engine)).places
+            ]
+
+        assert set(resident()[:5]) == {"disk"}
+        id = engine.add(PROMPT)
+        wait_for(lambda: "disk" not in resident()[:5])
+        assert engine.scheduler.matched(engine.requests[id], 0)[0] == 40
+        engine.run()
+        assert engine.recomputed == 0
 
 
 def test_changed_weights_find_nothing_of_the_old_ones(make):

@@ -115,6 +115,9 @@ class LMCacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     # -- scheduler -------------------------------------------------------------------------------------------
 
+    def on_new_request(self, request: Any) -> None:
+        self.halves.arrived(request)
+
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:

@@ -219,6 +219,11 @@ class Halves:
         nothing: tuple[list[bytes], bool] = ([], False)
         return nothing if self.leaving is None else self.guarded(nothing, self.leaving.taken)
 
+    def arrived(self, request: Any) -> None:
+        """A request has come."""
+        if self.scheduler is not None:
+            self.guarded(None, self.scheduler.arrived, request)
+
     def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
         """What is offered to a request, and whether it waits for it."""
         if self.scheduler is None:

@@ -83,6 +83,17 @@ class Scheduler:
 
     # -- a request waits -----------------------------------------------------------------------------------
 
+    def arrived(self, request: Any) -> None:
+        """It may be long until its turn: have lower tiers bring up its values meanwhile, if that is wanted."""
+        if not (self.settings.eager and self.settings.loads and self.breaker.closed):
+            return
+        asked = self._asked(request)
+        if asked is None or asked.patience is not None or not self.trust.given:
+            return
+        wants = wanted(self._spans(asked), self.parts, self.names.space)
+        with self.breaker.watch(self.client):
+            self._bring_up(asked, [want.key for want in wants])
+
     def matched(self, request: Any, local: int) -> int | None:
         """Tokens the cache supplies beyond the ``local`` ones; the same when asked again.
 
@@ -315,10 +326,7 @@ class Scheduler:
             return True
         asked.reach, asked.spots = 0, ()
         asked.until = now + AGAIN
-        spans: list[Span] = [(d, i * size, size) for i, d in enumerate(asked.chain.digests)]
-        limit = self.options.max_tokens_per_load
-        if limit is not None:
-            spans = [span for span in spans if span[1] + size <= limit]
+        spans = self._spans(asked)
         if spans and self.breaker.closed and self.trust.given:
             with self.breaker.watch(self.client):
                 if self._lease(asked, spans):
@@ -330,6 +338,12 @@ class Scheduler:
         self.tally.add("lmcache_hit_tokens_total", asked.reach)
         self.tally.add("lmcache_missed_tokens_total", tokens - asked.reach)
         return True
+
+    def _spans(self, asked: Asked) -> list[Span]:
+        """What may be loaded for a request."""
+        size, limit = self.chunk, self.options.max_tokens_per_load
+        spans = [(digest, at * size, size) for at, digest in enumerate(asked.chain.digests)]
+        return spans if limit is None else [span for span in spans if span[1] + size <= limit]
 
     def _bring_up(self, asked: Asked, keys: Sequence[Key]) -> bool:
         """Have lower tiers bring up values, once per request. False: it has waited for that already."""

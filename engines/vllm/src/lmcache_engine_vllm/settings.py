@@ -20,13 +20,15 @@ MP = "lmcache.mp."
 MP_KNOWN = {"host": "daemon.host", "port": "daemon.port", "mp_transfer_mode": "daemon.transfer"}
 MP_SETTLED = {
     "mq_timeout", "heartbeat_interval", "nonblocking_lookup_status", "isolated_ipc", "use_vmm_api",
-    "hash_algorithm", "eager_prefetch", "lazy_offload", "autostart", "autostart.server_args",
-    "autostart.wait_timeout",
+    "hash_algorithm", "lazy_offload", "autostart", "autostart.server_args", "autostart.wait_timeout",
 }  # fmt: skip
 """Keys of other releases for what is settled here without a switch."""
 PLAIN = {"use_layerwise", "use_native"}
 """Keys without a prefix that vLLM reads too."""
-OWN = {"skip_last_n_tokens", "save_decode_cache", "discard_partial_chunks", "canary", "async_load"}
+OWN = {
+    "skip_last_n_tokens", "save_decode_cache", "discard_partial_chunks", "canary", "async_load",
+    "eager_prefetch",
+}  # fmt: skip
 """Keys of ``lmcache.NAME`` that only this connector reads; the rest are the cache's own."""
 
 
@@ -40,6 +42,7 @@ class Settings:
         skip_last: so many tokens at the end of a prompt are not kept.
         canary: share of hits that are computed again and compared.
         background: loads do not hold back a forward pass.
+        eager: lower tiers bring values up from the moment a request comes, not from its turn.
         shared: where no daemon is named, one that others started is meant, not a private one.
         workers: of this engine.
         events: vLLM publishes what is kept.
@@ -51,6 +54,7 @@ class Settings:
     skip_last: int
     canary: float
     background: bool
+    eager: bool
     layerwise: bool
     shared: bool
     workers: int
@@ -77,6 +81,8 @@ def read(config: Any, *, shared: bool) -> Settings:
             extra[f"lmcache.{key}"] = mp[name]
     if own["save_decode_cache"] is None:
         own["save_decode_cache"] = mp.pop("save_decode_cache", None)
+    if own["eager_prefetch"] is None:
+        own["eager_prefetch"] = mp.pop("eager_prefetch", None)
     for name in sorted(mp.keys() - MP_KNOWN.keys()):
         if name not in MP_SETTLED:
             near = get_close_matches(name, [*MP_KNOWN, *MP_SETTLED], 1)
@@ -103,6 +109,7 @@ def read(config: Any, *, shared: bool) -> Settings:
         skip_last=_number("skip_last_n_tokens", own["skip_last_n_tokens"] or 0),
         canary=_share("canary", own["canary"] or 0),
         background=bool(own["async_load"]),
+        eager=bool(own["eager_prefetch"]),
         layerwise=bool(written.get("use_layerwise") or extra.get("lmcache.use_layerwise")),
         shared=shared,
         workers=workers,

@@ -18,6 +18,7 @@ from lmcache_engine_vllm.steps import Announced
 BOUND = {
     "get_num_new_matched_tokens": "matched",
     "get_transfer_results": "transfer_results",
+    "on_new_request": "arrived",
     "reset_cache": "reset",
     "shutdown": "close",
     "take_events": "after_step",
