@@ -90,7 +90,8 @@ class Scheduler:
         asked = self._asked(request)
         if asked is None or asked.patience is not None or not self.trust.given:
             return
-        wants = wanted(self._spans(asked), self.parts, self.names.space)
+        parts: Any = self.parts
+        wants = wanted(self._spans(asked), parts, self.names.space)
         with self.breaker.watch(self.client):
             self._bring_up(asked, [want.key for want in wants])
 
