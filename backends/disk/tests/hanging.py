@@ -10,7 +10,9 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from lmcache_backend_disk import DiskBackend, FsBackend
 from lmcache_backend_disk.config import DiskConfig, Sync
@@ -20,6 +22,13 @@ from lmcache_core.testing.contexts import test_context
 from lmcache_core.testing.files import SimFiles
 
 KEY, OTHER = (Key(bytes(32), bytes([number]) * 32, 0) for number in (1, 2))
+
+
+def stop(server: int) -> None:
+    """Stop a process, and return when it is: what it has read before, nobody can give up waiting for."""
+    os.kill(server, signal.SIGSTOP)
+    while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
 
 
 async def main(store: AbstractBackend, hang: Callable[[], object]) -> None:
@@ -52,7 +61,7 @@ def run() -> None:
         folder, server = rest
         store = FsBackend(DiskConfig(path=folder, fan_out=16), test_context())
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(main(store, lambda: os.kill(int(server), signal.SIGSTOP)))
+        loop.run_until_complete(main(store, lambda: stop(int(server))))
     # As a host with a deadline does: the loop is left with its hung tasks, threads are daemonic.
     sys.stdout.write("exit\n")
 

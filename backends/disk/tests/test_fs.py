@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -232,8 +233,14 @@ def test_a_stopped_mount_holds_nobody_but_its_own_calls(tmp_path, new_rig):
     script = Path(__file__).with_name("hanging.py")
     try:
         command = [sys.executable, str(script), "mount", f"{target}/kv", str(process.pid)]
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert finished.stdout.split() == ["opened", "timeout", "exit"], finished
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        resumed = threading.Event()
+        resume = threading.Timer(60, lambda: (resumed.set(), process.send_signal(signal.SIGCONT)))
+        resume.start()  # a process in a call that the mount has taken ends with that call only
+        said, _ = child.communicate()
+        resume.cancel()
+        assert said.split() == ["opened", "timeout", "exit"]
+        assert not resumed.is_set(), "the process did not end while the mount was stopped"
     finally:
         unmount(process, target)
 
