@@ -84,6 +84,7 @@ BUGS = (
     Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "self.claimed or grant in self.over or grant <= self.floor", "False"),
     Bug("lease of a dead rank adopted by the next", "ORD", Home, "follow", "self.floor = granted", "pass"),
     Bug("reservation on a lost connection kept", "MEM", greeting, "_local_session", "for old in list(session.connections)", "for old in ()"),
+    Bug("leases for all ranks end when one has read", "ORD", Sessions, "undelivered", "max(1, ranks)", "1"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
     Bug("stale boot id accepted", "ORD", Connections, "join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
     Bug("lease of a dead daemon adopted in the next", "ORD", client.DaemonClient, "adopt", "each.boot == boot", "True"),

@@ -7,9 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lmcache_server.session import Session
+
 from lmcache_core import frame, ops
 from lmcache_core.config import EngineConfig, VerifyHot
 from lmcache_core.engine import CacheEngine, Forms
+from lmcache_core.memory.leases import Leases
 from lmcache_core.observers import Metrics, check_identities
 from lmcache_core.spi import BackendError, Key, Refusal
 from lmcache_core.storage.results import Reason
@@ -212,7 +215,7 @@ class Orders:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, ...]] = []
-        self.busy = False
+        self.busy = self.over = False
         self.come = SimEvent()
 
     def give(self, *order: Any) -> None:
@@ -278,6 +281,8 @@ def schedule(history: DaemonHistory, orders: Sequence[Orders]) -> None:
         if not any(each.waiting or each.busy for each in orders):
             break
         sleep(0.5)
+    for each in orders:
+        each.over = True
     client.close()
 
 
@@ -295,7 +300,9 @@ def rank(history: DaemonHistory, number: int, orders: Orders) -> None:
             sleep(source.choice((0.0, 0.0, 0.0, 3.0)))  # steps before it take their time
             leases = client.adopt(order[1])
             if leases is not None:
+                check_leased(history, leases, orders)
                 sleep(source.choice((0.0, 0.01, 0.5)))
+                check_leased(history, leases, orders)
                 for lease in leases:
                     verify_lease(lease)
                     history.outcome.verified += 1
@@ -318,6 +325,25 @@ def rank(history: DaemonHistory, number: int, orders: Orders) -> None:
         client.commit_parts(held, [half(each, number) for each in held])
         history.note("rank", number, len(held))
     client.close()
+
+
+def check_leased(history: DaemonHistory, leases: Any, orders: Orders) -> None:
+    """What a rank reads is leased to it, or still to the scheduler, as long as that and the daemon live."""
+    home = leases.home
+    if orders.over or not history.serving or home.boot != history.daemon.boot:
+        return
+    places = {
+        (loan.extent.segment, loan.extent.base)
+        for owner, books in history.manager.pool.owners.items()
+        if isinstance(owner, Session) and (owner.token == home.session or owner.name == "scheduler")
+        for right in books.rights
+        if isinstance(right, Leases)
+        for loan in right
+        if loan is not None
+    }
+    for lease in leases:
+        place = (lease.extent.segment, lease.extent.base)
+        assert place in places, f"{lease.key!r} is read by a rank, and not leased for it"
 
 
 def half(reservation: Any, number: int) -> bytes:
