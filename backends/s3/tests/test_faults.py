@@ -154,9 +154,8 @@ def test_full_server_refuses_serves_loads_and_is_used_again_when_it_has_room(
             for number in kept[4:]:
                 assert await rig.backend.delete([rig.key(number)]) == 1
 
-            await asyncio.to_thread(collect)  # as it does by itself after a while
-
             async def room():
+                await asyncio.to_thread(collect)  # as it does by itself after a while
                 return (await rig.put(next(numbers), MIB)).status is StoreStatus.STORED
 
             await eventually(room)
