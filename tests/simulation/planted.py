@@ -19,7 +19,7 @@ from unittest.mock import patch
 from lmcache_backend_disk import backend as disk
 from lmcache_backend_disk import opening
 from lmcache_backend_disk.client import Root
-from lmcache_server import greeting, verbs
+from lmcache_server import verbs
 from lmcache_server.connection import Connection
 from lmcache_server.engines import Engines, Joint
 from lmcache_server.session import Sessions
@@ -83,7 +83,6 @@ BUGS = (
     Bug("unfinished chunk outlives its ranks", "PAR", Engines, "ended", "joint.drop()", "pass"),
     Bug("ended lease adopted by a rank", "ORD", Home, "adopt", "self.claimed or grant in self.over or grant <= self.floor", "False"),
     Bug("lease of a dead rank adopted by the next", "ORD", Home, "follow", "self.floor = granted", "pass"),
-    Bug("reservation on a lost connection kept", "MEM", greeting, "_local_session", "for old in list(session.connections)", "for old in ()"),
     Bug("leases for all ranks end when one has read", "ORD", Sessions, "undelivered", "max(1, ranks)", "1"),
     Bug("lease on its way to ranks reclaimed", "ORD", Sessions, "reclaim", "for grant, (owner, _) in self._unread.items() if owner is session", "for grant in ()"),
     Bug("stale boot id accepted", "ORD", Connections, "join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
