@@ -88,7 +88,6 @@ BUGS = (
     Bug("stale boot id accepted", "ORD", Connections, "join", "(old.boot, old.session) == (welcome.boot, welcome.session)", "old.session"),
     Bug("lease of a dead daemon adopted in the next", "ORD", client.DaemonClient, "adopt", "each.boot == boot", "True"),
     Bug("recovery forgets a page", "PER", upkeep, "recover", "for key, found in page.values:", "for key, found in page.values[1:]:"),
-    Bug("deletion during recovery charged to nobody", "MEM", upkeep, "recover", "tier.holdings.doubt(key, found.nbytes)", "pass"),
     Bug("scan passes over what it cannot see at once", "PER", disk, "_status", "range(STUBBORN - 1)", "()"),
     Bug("name before its bytes are synced", "PER", Root, "_write", "if self._sync is not Sync.NONE:", "if False:"),
     Bug("acknowledged before the name is synced", "PER", Root, "_settle", "if self._sync is Sync.DURABLE:", "if False:"),
