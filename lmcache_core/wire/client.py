@@ -14,11 +14,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from lmcache_core.spi import Key, Lease, Refusal, Reservation
-from lmcache_core.spi.errors import BackendError, ConfigError
 from lmcache_core.storage.results import Flushed, Loaded, Lookup, Place, Reason, Shutdown
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import to_extents, to_runs
-from lmcache_core.wire.connection import Connections
+from lmcache_core.wire.connection import NO_ANSWER, Connections
 from lmcache_core.wire.grants import IDENTITY, Home, RemoteLease, RemoteLeases, RemoteReservation
 from lmcache_core.wire.greeting import nonsense
 from lmcache_core.wire.link import Link
@@ -30,8 +29,6 @@ _REASONS = {reason.value: reason for reason in Reason}
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 Handle = tuple[bytes, int, tuple[Key, ...], bytes, bytes]
 """Dispatched leases as they travel to the ranks: boot id, grant, keys, packed extents, identities."""
-_NO_ANSWER = BackendError, ConfigError
-"""What a call makes a miss of; a daemon that has restarted may not know the engine yet."""
 _SLACK = 0.9
 """Share of a call's time that the daemon is given."""
 
@@ -52,7 +49,7 @@ class DaemonClient(Connections):
         if not keys or len(keys) > MOST_KEYS:
             return nothing
         runs, until = to_runs(keys), self._until(deadline)
-        with suppress(*_NO_ANSWER):
+        with suppress(*NO_ANSWER):
             found = self.ask(
                 replies.Found,
                 lambda id: records.Find(id, runs, self._left(until), tokens),
@@ -94,7 +91,7 @@ class DaemonClient(Connections):
                 )  # fmt: skip
                 with home.unless_used(reply):
                     return self._granted(link, home, keys, reply, until)
-        except _NO_ANSWER:
+        except NO_ANSWER:
             return Loaded((), self.trouble)
 
     def reserve(
@@ -122,7 +119,7 @@ class DaemonClient(Connections):
             return [Refusal.UNWANTED] * len(wants)
         keys, until = [key for key, _ in wants], self._until(deadline)
         sizes = b"".join(nbytes.to_bytes(8, "little") for _, nbytes in wants)
-        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
+        with suppress(*NO_ANSWER), self.link(until) as (link, home):
             reply = self.exchange(
                 link, home, replies.Reserved,
                 lambda id: records.Reserve(
@@ -183,7 +180,7 @@ class DaemonClient(Connections):
 
         They are not this process's any more. Returns what the ranks need; None when the daemon is gone.
         """
-        with suppress(*_NO_ANSWER):
+        with suppress(*NO_ANSWER):
             until = self._until(None)
             with self.link(until) as (link, home):
                 if home is leases.home and leases.grant in home.held:
@@ -207,7 +204,7 @@ class DaemonClient(Connections):
         if home is None:
             return None
         if home is self.home and not home.knows(words):
-            with suppress(*_NO_ANSWER), self.link(self._until(None)) as (link, _):
+            with suppress(*NO_ANSWER), self.link(self._until(None)) as (link, _):
                 self.fetch(link, home, self._until(None))
         if not home.knows(words):
             with home.lock:
@@ -217,7 +214,7 @@ class DaemonClient(Connections):
 
     def delete(self, keys: Sequence[Key], /, *, deadline: float | None = None) -> int:
         until = self._until(deadline)
-        with suppress(*_NO_ANSWER):
+        with suppress(*NO_ANSWER):
             return self.ask(
                 replies.Count,
                 lambda id: records.Delete(id, to_runs(keys), self._left(until)),
@@ -237,7 +234,7 @@ class DaemonClient(Connections):
                     replies.Count, lambda id: records.Prefetch(id, runs, seconds, tokens)
                 ).count
                 self.on_ready(job, lambda notice: ended.__setitem__(0, True))
-            except _NO_ANSWER:
+            except NO_ANSWER:
                 ended[0] = True
 
         def over() -> bool:
@@ -275,7 +272,7 @@ class DaemonClient(Connections):
 
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """(tier, bytes, chunks) in lookup order; nothing when the daemon is gone."""
-        with suppress(*_NO_ANSWER):
+        with suppress(*NO_ANSWER):
             document = json.loads(self.ask(replies.Document, records.Describe).json)
             memory = document["memory"]
             used = memory["capacity"] - memory["free"]
@@ -382,7 +379,7 @@ class DaemonClient(Connections):
             return records.Commit(id, grants, packed, ttl, nbytes)
 
         answered = False
-        with suppress(*_NO_ANSWER), self.link(until) as (link, home):
+        with suppress(*NO_ANSWER), self.link(until) as (link, home):
             if home is open_[0][1].home:
                 reply = self.exchange(
                     link, home, replies.Committed, make, until, after=() if parts else values

@@ -23,6 +23,8 @@ from lmcache_core.wire.greeting import authenticate, greet, nonsense, refused
 from lmcache_core.wire.helper import RETRY, TICK, helper, watch
 from lmcache_core.wire.link import Link
 
+NO_ANSWER = BackendError, ConfigError
+"""What a call makes a miss of; a daemon that has restarted may not know the engine yet."""
 T = TypeVar("T", bound=records.Message)
 _IDLE_TICK = 0.5
 _KEEP_S = 2.0  # the memory of a daemon that is gone stays mapped: leases may be on their way to us
@@ -298,7 +300,7 @@ class Connections:
         """Say what has ended and close every connection."""
         home = self.home
         if home is not None and not self._closed:
-            with suppress(BackendError, ConfigError):
+            with suppress(*NO_ANSWER):
                 self._flush(home)
         self._closed = True
         if home is not None:
@@ -329,7 +331,7 @@ class Connections:
         with self._lock:
             if self.home is not None and self.now() > self._keep_until:
                 self._previous = None
-        with suppress(BackendError, ConfigError):
+        with suppress(*NO_ANSWER):
             self._flush(home)
             self._populate(home)
         self.poll()
@@ -358,7 +360,7 @@ class Connections:
             if said:
                 with self.link(until) as (link, _):
                     link.send([frames(said)], until)
-        except (BackendError, ConfigError):
+        except NO_ANSWER:
             home.unsaid(said)
             raise
 

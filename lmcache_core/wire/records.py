@@ -202,12 +202,12 @@ class Dispatch(Record):
     """The ranks of an engine read under these leases from now on; each releases them by itself.
 
     Attributes:
-        ranks: how many, for a daemon that has not heard of them yet: it came up a moment ago.
+        ranks: how many; where they are away, or new to the daemon, so many may come for it.
     """
 
     engine: Label
     grants: Ids
-    ranks: Number = 0
+    ranks: Number = 1
 
 
 class Release(Record):

@@ -127,7 +127,9 @@ class Crowd:
         self.stop = context.Event()
         self.done, self.worst = context.Value("q", 0), context.Value("d", 0.0)
         self.processes = [
-            context.Process(target=load, args=(path, seed, self.stop, self.done, self.worst))
+            context.Process(
+                target=load, args=(path, seed, self.stop, self.done, self.worst), daemon=True
+            )
             for seed in range(clients)
         ]
         for process in self.processes:

@@ -153,6 +153,25 @@ def test_lower_tiers_bring_up_what_a_request_wants_before_its_turn(tmp_path, mod
         assert engine.recomputed == 0
 
 
+def test_what_was_refused_when_a_request_came_is_brought_up_in_its_turn(
+    tmp_path, model, monkeypatch
+):
+    """Of a crowd that comes at once, most are refused."""
+    monkeypatch.setattr(scheduler, "RESIDENT", 0.0)
+    with restarted(tmp_path, model, eager_prefetch=True) as engine:
+        with monkeypatch.context() as crowded:
+            crowded.setattr(DaemonClient, "prefetch", lambda *_, **__: lambda: True)
+            id = engine.add(PROMPT)
+        said = [engine.scheduler.matched(engine.requests[id], 0)[0]]
+        assert said[0] is None
+        wait_for(
+            lambda: said.append(engine.scheduler.matched(engine.requests[id], 0)[0]) or said[-1]
+        )
+        assert said[-1] == 40
+        engine.run()
+        assert engine.recomputed == 0
+
+
 def test_changed_weights_find_nothing_of_the_old_ones(make):
     """Seen in sglang#24758."""
     engine = make()

@@ -174,9 +174,8 @@ def prefetch(daemon: Daemon, link: Connection, session: Session, ask: records.Pr
                 return loaded.reason
             pairs = zip(loaded.leases, absent, strict=True)
             room -= sum(lease.extent.nbytes for lease, new in pairs if new)
-            if (
-                room < 0
-            ):  # what is leased for us is on its way no more, but it takes the same memory
+            # What is leased for us is on its way no more, but it takes the same memory.
+            if room < 0:
                 return Reason.FULL
             await asyncio.sleep(0)
             if link.closed:

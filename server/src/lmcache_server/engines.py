@@ -206,7 +206,6 @@ class Engines:
 
     def __init__(self, manager: StorageManager, log: Callable[[str], None]) -> None:
         self.by_name: dict[str, Engine] = {}
-        self._ranks: dict[str, int] = {}
         self._manager = manager
         self._log = log
 
@@ -221,15 +220,7 @@ class Engines:
         if record.rank >= 0 and not engine.missing:
             self._log(f"engine {record.engine!r}: all {engine.ranks} ranks are here")
         self.by_name[record.engine] = engine
-        self._ranks.pop(record.engine, None)
-        self._ranks[record.engine] = engine.ranks
-        while len(self._ranks) > MOST_OVER:
-            del self._ranks[next(iter(self._ranks))]
         return engine
-
-    def ranks(self, name: str) -> int:
-        """How many ranks an engine has or had: those that are away may come for what was dispatched to them."""
-        return self._ranks.get(name, 1)
 
     def find(self, name: str) -> Engine:
         """Raises:

@@ -339,9 +339,7 @@ def dispatch(daemon: Daemon, link: Connection, session: Session, said: records.D
         if leases is None or daemon.sessions.waits(grant):  # said again, as nobody had answered
             continue
         if not ranks:
-            daemon.sessions.undelivered(
-                session, grant, said.ranks or daemon.engines.ranks(said.engine)
-            )
+            daemon.sessions.undelivered(session, grant, said.ranks)
             continue
         left = [rank for rank in ranks if grant not in rank.early]
         shared = {rank: daemon.sessions.share(leases, rank) for rank in left}

@@ -88,12 +88,12 @@ class Scheduler:
         if not (self.settings.eager and self.settings.loads and self.breaker.closed):
             return
         asked = self._asked(request)
-        if asked is None or asked.patience is not None or not self.trust.given:
+        if asked is None or not self.trust.given:
             return
         parts: Any = self.parts
         wants = wanted(self._spans(asked), parts, self.names.space)
-        with self.breaker.watch(self.client):
-            self._bring_up(asked, [want.key for want in wants])
+        with self.breaker.watch(self.client):  # when its turn comes it is asked about as any other
+            self.client.prefetch([want.key for want in wants], PATIENCE, tokens=self.chunk)
 
     def matched(self, request: Any, local: int) -> int | None:
         """Tokens the cache supplies beyond the ``local`` ones; the same when asked again.
