@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -131,6 +132,7 @@ def ours(
         )  # fmt: skip
     rate, least = report(name, found, folder / "engine.log", memcpy), RATES[verify]
     over = [hit - own for own, hit in zip(found["own"], found["ours"], strict=True)]
+    by_chance = [after - before for before, after in itertools.pairwise(found["own"])]
     bar = memcpy / least + OVER_MS[loads]
     good = ms(over) <= bar and rate >= least
     tail = f"{TAIL_PAIRS} pairs would tell of the 99th percentile"
@@ -140,6 +142,9 @@ def ours(
     print(
         f"{name}: bars memcpy / {least} + {OVER_MS[loads]:.0f} ms = {bar:.1f} ms ({tail}) "
         f"and {least:.0%} of memcpy's rate: {'held' if good else 'MISSED'}"
+    )
+    print(
+        f"{name}: of two own hits in turn the second took up to {ms(by_chance, 0.99):.1f} ms more (p99)"
     )
     if found["kept"]:
         change = [a / b - 1 for a, b in zip(found["kept"], found["skipped"], strict=True)]
