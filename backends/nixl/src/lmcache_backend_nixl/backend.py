@@ -67,6 +67,8 @@ class NixlBackend(PolledBackend):
         self._driver = Driver(context.executor, self._flush, self._wait, self._news.tell)
         kinds = {rail.backend for rail in config.all}
         local = kinds <= set(FILES) and not config.shared
+        # Finding a target, connecting, and being let in take a timeout each.
+        patience = (3 if any(rail.named for rail in config.all) else 2) * config.timeout + 1
         limits = [rail.most for rail in self._rails if rail.most is not None]
         self.capabilities = Capabilities(
             ranges=True,
@@ -82,7 +84,7 @@ class NixlBackend(PolledBackend):
             max_value=min(limits, default=None),
             alignment=PAGE if config.direct and kinds & set(FILES) else 1,
             iov_max=64,
-            quiescence_s=max(QUIET_S.get(kind, 2 * config.timeout + 1) for kind in kinds),
+            quiescence_s=max(QUIET_S.get(kind, patience) for kind in kinds),
         )
 
     def _rail(self, rail: Any) -> Rail:

@@ -10,10 +10,14 @@ from typing import Annotated
 
 import typer
 
-from lmcache_backend_nixl.config import ADDRESS, PEERS
+from lmcache_backend_nixl.config import ADDRESS, ETCD, PEERS
+from lmcache_backend_nixl.directory import Directory, Record
 from lmcache_backend_nixl.target import Target
 from lmcache_core.cli.output import remark
 from lmcache_core.spi import ByteSize, ConfigError
+
+ETCD_S = 3.0
+"""Longest wait for an answer of etcd."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -29,12 +33,19 @@ def main(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="What tiers must show as `token`.")
     ] = None,
+    announce: Annotated[
+        str, typer.Option("--announce", help="etcd://HOST:PORT/NAME to be found by.")
+    ] = "",
 ) -> int:
     """Lend memory of this node to nixl tiers of other nodes. Runs until it is told to end."""
     match = ADDRESS.fullmatch(listen)
     if match is None:
         raise ConfigError(f"--listen is {listen!r}; write HOST:PORT")
     host, port = match[2].strip("[]"), int(match[3])
+    if announce and not ETCD.fullmatch(announce):
+        raise ConfigError(f"--announce is {announce!r}; write etcd://HOST:PORT[,HOST:PORT]/NAME")
+    if announce and host in ("0.0.0.0", "::"):
+        raise ConfigError(f"--listen {listen} is no address to announce; write one to connect to")
     if backend not in PEERS:
         raise ConfigError(f"--backend is {backend!r}; one of {', '.join(PEERS)}")
     params = dict(_pair(each) for each in param or ())
@@ -47,17 +58,23 @@ def main(
         raise ConfigError(f"--size: {error}") from None
     target = Target(nbytes, backend, params, token=token)
     remark(f"lends {nbytes} bytes by {backend} on {listen}")
-    asyncio.run(_serve(target, host, port))
+    directory = Directory(announce, ETCD_S) if announce else None
+    asyncio.run(_serve(target, host, port, directory))
     target.agent.close()
     return 0
 
 
-async def _serve(target: Target, host: str, port: int) -> None:
+async def _serve(target: Target, host: str, port: int, directory: Directory | None) -> None:
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end.set)
     server = await target.serve(host, port)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    record = Record(address, target.agent.name, target.agent.describe())
+    announcing = None if directory is None else asyncio.create_task(directory.keep(record))
     await end.wait()
+    if announcing is not None:
+        announcing.cancel()
     server.close()
 
 

@@ -14,6 +14,8 @@ OBJECTS = ("OBJ", "AZURE_BLOB", "DOCA_MEMOS")
 PEERS = ("UCX", "LIBFABRIC")
 PLUGINS = (*FILES, *OBJECTS, *PEERS)
 ADDRESS = re.compile(r"(tcp://)?(\[[0-9a-fA-F:]+\]|[^/@:\[\]\s]+):(\d{1,5})/?")
+_MEMBER = r"(?:\[[0-9a-fA-F:]+\]|[^/@:,\[\]\s]+):\d{1,5}"
+ETCD = re.compile(rf"etcd://({_MEMBER}(?:,{_MEMBER})*)/([A-Za-z0-9._-]+)")
 STRIPE_LEAST = 1 << 16
 
 
@@ -24,7 +26,8 @@ class RailConfig:
     Attributes:
         backend: name of the NIXL plugin.
         path: folder of a plugin that moves files.
-        address: ``HOST:PORT`` of an ``lmcache nixl-target``, for a plugin that moves memory.
+        address: ``HOST:PORT`` of an ``lmcache nixl-target``, for a plugin that moves memory; or
+            ``etcd://HOST:PORT[,HOST:PORT...]/NAME`` where it has announced itself.
         params: parameters of the NIXL plugin, by its own names.
         access_key, secret_key: credentials of a plugin that moves objects; parameters that are not shown.
     """
@@ -42,8 +45,10 @@ class RailConfig:
             raise ValueError(f"backend is {self.backend!r}; did you mean {near}?")
         if self.backend in FILES and not self.path.startswith("/"):
             raise ValueError(f"path of {self.backend} is {self.path!r}; write a whole path")
-        if self.backend in PEERS and not ADDRESS.fullmatch(self.address):
-            raise ValueError(f"address of {self.backend} is {self.address!r}; write HOST:PORT")
+        if self.backend in PEERS and not (ADDRESS.fullmatch(self.address) or self.named):
+            raise ValueError(
+                f"address of {self.backend} is {self.address!r}; write HOST:PORT or etcd://HOST:PORT/NAME"
+            )
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -55,6 +60,11 @@ class RailConfig:
             if secret := getattr(self, name):
                 given[name] = secret.reveal()
         return given
+
+    @property
+    def named(self) -> bool:
+        """Whether ``address`` is a name in etcd."""
+        return ETCD.fullmatch(self.address) is not None
 
     @property
     def host(self) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from lmcache_backend_nixl.agent import Agent, Piece
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
+from lmcache_backend_nixl.directory import Directory, Record
 from lmcache_backend_nixl.driver import Call, Operation, Step, Together
 from lmcache_backend_nixl.link import Link
 from lmcache_backend_nixl.memory import Staging, pieces, section
@@ -109,6 +110,9 @@ class PeerRail(Rail):
         self._asking: Link | None = None
         self._mutex, self._asking_mutex = threading.Lock(), threading.Lock()
         self._failed: tuple[float, BackendError] | None = None
+        self._directory = Directory(rail.address, config.timeout) if rail.named else None
+        self._record: Record | None = None
+        self._lost = True
         self._flying = self._offered = 0
         self._hurried = 0.0
 
@@ -126,8 +130,28 @@ class PeerRail(Rail):
             agent.close()
 
     def _dial(self, introduction: tuple[str, str, bytes]) -> Link:
-        config = self._config
-        return Link(self._rail.host, config.token.reveal(), config.timeout, introduction)
+        token, timeout = self._config.token.reveal(), self._config.timeout
+        if self._directory is None:
+            return Link(self._rail.host, token, timeout, introduction)
+        record = self._find(self._directory)
+        self._lost = True  # unless it is there
+        link = Link(record.host, token, timeout, introduction)
+        if link.peer != record.agent:
+            link.close("another target")
+            raise Unavailable(f"target {link.where} is not the one that etcd has a record of")
+        self._lost = False
+        link.description = record.about
+        return link
+
+    def _find(self, directory: Directory) -> Record:
+        """What etcd said last of the target; it is asked when that leads nowhere, and does without an answer."""
+        if self._record is None or self._lost:
+            try:
+                self._record = directory.find()
+            except Unavailable:
+                if self._record is None:
+                    raise
+        return self._record
 
     def _connect(self) -> None:
         """Make agent and connection where they are missing."""
