@@ -22,6 +22,7 @@ from lmcache_core.spi import (
 )
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
+from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import find_program, need_service
 
 KEY = Key(os.urandom(32), os.urandom(32))
@@ -84,6 +85,50 @@ def test_emulator_that_hangs_or_dies_is_unavailable_in_time(tmp_path):
                 assert loop.time() < end
                 await asyncio.sleep(0.05)
         await backend.aclose()
+
+    with serve(tmp_path) as server:
+        run_real(main(server), 40.0)
+
+
+@pytest.mark.parametrize("verb", ["load", "store"])
+def test_emulator_killed_in_the_middle_of_a_batch_is_found_again(tmp_path, verb):
+    async def main(server):
+        config = dataclasses.replace(server.config(), timeout=5.0)
+        async with opened(BigtableBackend(config, real_context())) as rig:
+            numbers = range(12)
+            if verb == "load":
+                await rig.keep(*numbers, nbytes=MIB)
+            values = [rig.value(number, MIB) for number in numbers]
+            buffers = [bytearray(MIB if verb == "load" else value) for value in values]
+            kind = Load if verb == "load" else Store
+            pairs = zip(numbers, buffers, strict=True)
+            batch = [kind(rig.key(number), (memoryview(buffer),)) for number, buffer in pairs]
+            ended = []
+
+            def done(at, result):
+                ended.append(at)
+                if len(ended) == 1:
+                    server.kill()
+
+            results = await getattr(rig.backend, verb)(batch, done=done)
+            assert len(ended) == len(numbers)
+            for result, buffer, value in zip(results, buffers, values, strict=True):
+                if result.status in (LoadStatus.FILLED, StoreStatus.STORED):
+                    assert buffer == value
+                else:
+                    assert isinstance(result.error, Unavailable), result
+            assert any(result.error for result in results), "it was killed in the middle"
+            server.start()
+
+            async def back():
+                try:
+                    return await rig.lookup(*numbers) == [None] * 12  # it keeps nothing
+                except Unavailable:
+                    return False
+
+            await eventually(back)
+            await rig.keep(1, nbytes=MIB)
+            assert await rig.has(1, nbytes=MIB)
 
     with serve(tmp_path) as server:
         run_real(main(server), 40.0)
