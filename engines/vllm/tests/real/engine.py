@@ -93,10 +93,16 @@ class Engine:
 
     def generate(
         self, prompts: Sequence[Sequence[int]], *, tokens: int = 32, one_by_one: bool = False,
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None, adapter: Path | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """Greedy answers to all prompts, together or one after the other."""
-        given = ([list(prompt) for prompt in prompts], tokens, one_by_one, dict(params or {}))
+        """Greedy answers to all prompts, together or one after the other, of the model or of one of its adapters."""
+        given = (
+            [list(prompt) for prompt in prompts],
+            tokens,
+            one_by_one,
+            dict(params or {}),
+            adapter,
+        )
         answers: list[Answer] = self.call("generate", *given)
         return answers
 
@@ -150,21 +156,28 @@ class Commands:
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
+        self.adapters: dict[Path, int] = {}
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, one_by_one: bool, more: dict[str, Any]
-    ) -> list[Answer]:
+        self, prompts: list[list[int]], tokens: int, one_by_one: bool, more: dict[str, Any],
+        adapter: Path | None = None,
+    ) -> list[Answer]:  # fmt: skip
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         params = SamplingParams(
             max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=2, detokenize=False, **more
         )
+        lora = None
+        if adapter is not None:
+            number = self.adapters.setdefault(adapter, len(self.adapters) + 1)
+            lora = LoRARequest(adapter.name, number, str(adapter))
         wanted = [{"prompt_token_ids": prompt} for prompt in prompts]
         parts = [[each] for each in wanted] if one_by_one else [wanted]
         return [
             _answer(output)
             for part in parts
-            for output in self.llm.generate(part, params, use_tqdm=False)
+            for output in self.llm.generate(part, params, use_tqdm=False, lora_request=lora)
         ]
 
     def timed(self, prompt: list[int]) -> tuple[float, Answer]:
@@ -275,7 +288,8 @@ class Daemon:
         """Start it; back when it answers."""
         command = [
             sys.executable, "-m", "lmcache_core", "server", "--host", "127.0.0.1",
-            "--port", str(self.port), "--l1-size-gb", str(self.gib), *self.flags,
+            "--port", str(self.port), "--http-port", "none", "--prometheus-port", "none",
+            "--l1-size-gb", str(self.gib), *self.flags,
         ]  # fmt: skip
         with open(self.folder / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(

@@ -9,6 +9,7 @@ and the two best logits are seldom close.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -91,6 +92,30 @@ def make(folder: Path, kind: str) -> Path:
     except OSError:  # another run was faster
         shutil.rmtree(work)
     return ready
+
+
+def adapter(folder: Path, seed: int, model: Path) -> Path:
+    """A random adapter of the attention of a tiny model, as PEFT writes one; large enough that every answer changes."""
+    import torch
+    from safetensors.torch import save_file
+
+    said = json.loads((model / "config.json").read_text())
+    hidden, head = said["hidden_size"], said["head_dim"]
+    outs = {"q_proj": head * said["num_attention_heads"], "k_proj": head * said["num_key_value_heads"],
+            "v_proj": head * said["num_key_value_heads"]}  # fmt: skip
+    draw = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(said["num_hidden_layers"]):
+        for name, out in outs.items():
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{stem}.lora_A.weight"] = torch.randn(8, hidden, generator=draw) * 0.1
+            weights[f"{stem}.lora_B.weight"] = torch.randn(out, 8, generator=draw) * 0.1
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none",
+              "target_modules": sorted(outs), "base_model_name_or_path": str(model)}  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
 
 
 def tokenizer() -> Any:
