@@ -111,8 +111,10 @@ def test_clearing_many_values_holds_up_no_reader(tmp_path):
         longest, done = 0.0, threading.Event()
 
         def clear():
-            other.ask(replies.Count, lambda id: records.Clear(id, 20.0))
-            done.set()
+            try:
+                other.ask(replies.Count, lambda id: records.Clear(id, 20.0))
+            finally:  # what it raises must not leave the reader below without an end
+                done.set()
 
         thread = threading.Thread(target=clear)
         thread.start()
