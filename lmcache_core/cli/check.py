@@ -16,7 +16,7 @@ from lmcache_core.cli.config import Change, File, Json, parse_changes
 from lmcache_core.cli.output import print_json, print_table, progress, remark
 from lmcache_core.cli.roundtrip import judged, opened, within
 from lmcache_core.config import Effective, TierConfig
-from lmcache_core.config.names import SCHEMES
+from lmcache_core.config.names import by_scheme
 from lmcache_core.registry import Registry
 from lmcache_core.spi import (
     AbstractBackend,
@@ -104,11 +104,10 @@ def _tiers(
     found: list[tuple[str, TierConfig, Effective]] = []
     for url in urls:
         scheme, _, place = url.partition("://")
-        if scheme not in SCHEMES:
-            raise ConfigError(
-                f"no plugin is known for {scheme}://; there are: {', '.join(SCHEMES)}"
-            )
-        plugin, option = SCHEMES[scheme]
+        try:
+            plugin, option = by_scheme(scheme)
+        except LookupError as error:
+            raise ConfigError(str(error)) from None
         given = {plugin: {option: place if option == "path" else url}}
         effective = settings.load(file, flags=flags | {"tiers": [given]})
         found.append((url.rpartition("@")[2], effective.config.tiers[0], effective))

@@ -7,7 +7,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from lmcache_core.config.binding import Binder, table
-from lmcache_core.config.names import BY_KEY, EXTRA_NOTHING, NAMES, SCHEMES, Effect, Name
+from lmcache_core.config.names import BY_KEY, EXTRA_NOTHING, NAMES, Effect, Name, by_scheme
 from lmcache_core.config.tree import NONE, Item, merge, nest, refuse, reread
 from lmcache_core.spi import ByteSize
 
@@ -158,12 +158,12 @@ def _nixl(short: Mapping[str, Item]) -> list[tuple[str, Tree, str]]:
 
 
 def _remote(url: Item, short: Mapping[str, Item], notes: list[str]) -> tuple[str, Tree, str]:
-    scheme = urlsplit(_value(str, url, "remote_url")).scheme
-    if scheme not in SCHEMES:
-        problem = f"no plugin for {scheme or 'no scheme'!r}; known: {', '.join(sorted(SCHEMES))}"
-        raise refuse(url, "remote_url", problem)
-    plugin, option = SCHEMES[scheme]
-    written = url.value if option == "url" else urlsplit(url.value).path
+    place = urlsplit(_value(str, url, "remote_url"))
+    try:  # an underscore is not allowed in a scheme, but may have been meant as one
+        plugin, option = by_scheme(place.scheme or url.value.rpartition("://")[0])
+    except LookupError as error:
+        raise refuse(url, "remote_url", str(error)) from None
+    written = place.path if option == "path" else url.value
     options = {option: _via(url, "remote_url", written)}
     serde = short.get("remote_serde")
     if serde is not None and serde.value not in ("naive", None):

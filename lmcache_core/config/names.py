@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 
 
@@ -130,8 +131,10 @@ EXTRA_NOTHING = dict.fromkeys(
 """Keys of ``extra_config`` that are accepted without effect, with the reason."""
 
 SCHEMES: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("redis", "rediss", "unix", "redis-sentinel", "redis-cluster", "resp"), ("redis", "url")),
-    "valkey": ("valkey", "url"),
+    **{f"{server}{tls}{way}": (server, "url") for server in ("redis", "valkey") for tls in ("", "s")
+       for way in ("", "-cluster", "-sentinel")},
+    **dict.fromkeys(("resp", "unix"), ("redis", "url")),
+    "memcached": ("memcached", "server"),
     "lm": ("lmcache", "url"),
     "infinistore": ("infinistore", "url"),
     "mooncakestore": ("mooncake", "url"),
@@ -143,6 +146,20 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "hf3fs": ("hf3fs", "path"),
 }  # fmt: skip
 """Scheme of ``remote_url`` to plugin, and to the option that takes the URL or its path."""
+
+
+def by_scheme(scheme: str, /) -> tuple[str, str]:
+    """Plugin and option of a scheme.
+
+    Raises:
+        LookupError: there is none; the message has the nearest one, or all.
+    """
+    if scheme in SCHEMES:
+        return SCHEMES[scheme]
+    near = get_close_matches(scheme, SCHEMES, 1)
+    hint = f"did you mean {near[0]}://?" if near else f"known: {', '.join(sorted(SCHEMES))}"
+    raise LookupError(f"no plugin for {scheme or 'no scheme'!r}; {hint}")
+
 
 NOT_SETTINGS = (
     "config_file", "daemon", "runtime_dir", "plugins", "debug", "native", "tests", "sanitize", "bindings", "no_budgets", "vllm_env",

@@ -16,7 +16,7 @@ LAYOUT = {
 CEILINGS = {
     "modules": 1251,
     "cli": 1008,
-    "config": 1034,
+    "config": 1044,
     "engine": 835,
     "identity": 540,
     "memory": 1573,

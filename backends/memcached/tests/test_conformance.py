@@ -7,6 +7,7 @@ from lmcache_backend_memcached import MemcachedBackend
 from lmcache_backend_memcached.config import MemcachedConfig
 from lmcache_backend_memcached.serving import START, MemcachedServer
 
+from lmcache_core.config import load
 from lmcache_core.spi import (
     ConfigError,
     Duration,
@@ -117,3 +118,29 @@ def test_nobody_there_and_no_address_are_told_apart(tmp_path):
     run_real(main("cache", ConfigError), 5.0)
     with pytest.raises(ValueError, match="cannot begin a key"):
         MemcachedConfig(server="a:1", prefix="a b")
+
+
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        ("cache:1", ("cache", 1)),
+        ("memcached://cache", ("cache", 11211)),
+        ("memcached://cache:1/", ("cache", 1)),
+        ("memcached://[::1]", ("::1", 11211)),
+        ("memcached://[::1]:1", ("::1", 1)),
+        ("/run/m.sock", "/run/m.sock"),
+        ("memcached:///run/m.sock", "/run/m.sock"),
+    ],
+)
+def test_server_is_named_as_elsewhere_or_by_its_known_url(server, address):
+    assert MemcachedConfig(server=server).address == address
+    if server.startswith("memcached:"):
+        tier = load(env={}, flags={"remote_url": server}).config.tiers[-1]
+        assert (tier.plugin, tier.options) == ("memcached", MemcachedConfig(server=server))
+
+
+@pytest.mark.parametrize("server", ["cache", "cache:x", "memcached://", "memcached://u:p@cache:1"])
+def test_server_that_is_none_is_refused(server):
+    with pytest.raises(ConfigError, match="neither HOST:PORT nor a path") as error:
+        assert MemcachedConfig(server=server).address
+    assert "u:p" not in str(error.value)

@@ -62,7 +62,7 @@ def test_a_tier_of_the_configuration_is_checked_by_its_name(filled, tmp_path, ca
     ("target", "status", "said"),
     [
         ("redis://127.0.0.1:1", 3, "unreachable"),
-        ("floppy://a", 2, "no plugin is known for floppy://"),
+        ("floppy://a", 2, "no plugin for 'floppy'; known: az, "),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(target, status, said, capsys):

@@ -34,13 +34,9 @@ class MemcachedBackend(spi.BlockingBackend):
         return MemcachedConfig(server=shared_server().path)
 
     def open_blocking(self) -> None:
-        host, _, port = self.config.server.rpartition(":")
-        if not self.config.server.startswith("/") and not (host and port.isdecimal()):
-            raise spi.ConfigError(f"server {self.config.server!r} is neither HOST:PORT nor a path")
-        address = (host, int(port)) if host else self.config.server
         timeout = float(self.config.timeout)
         self.client = PooledClient(
-            address, connect_timeout=timeout, timeout=timeout, no_delay=True,
+            self.config.address, connect_timeout=timeout, timeout=timeout, no_delay=True,
             max_pool_size=self.config.threads, key_prefix=self.config.prefix.encode(),
         )  # fmt: skip
         limit = int(self.ask(self.client.stats, "settings")[b"item_size_max"])
