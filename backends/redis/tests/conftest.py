@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 
@@ -16,6 +17,7 @@ from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.rig import eventually, opened
 from lmcache_core.testing.services import Serving, free_port, need_service
 
+_seeds = itertools.count()
 SPACE = hashlib.sha256(b"space").digest()
 MIB = 1 << 20
 
@@ -23,7 +25,8 @@ MIB = 1 << 20
 def on(url, **options):
     """A tier on a server; short patience unless told otherwise."""
     patience = {"timeout": 0.4, "connect_timeout": 0.4}
-    return opened(RedisBackend(RedisConfig(url=url, **(patience | options)), real_context()))
+    context = real_context(seed=next(_seeds))  # no two draw the same random names
+    return opened(RedisBackend(RedisConfig(url=url, **(patience | options)), context))
 
 
 @pytest.fixture

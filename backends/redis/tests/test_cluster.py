@@ -8,7 +8,7 @@ import pytest
 from lmcache_backend_redis.serving import START, RedisServer, find_server
 from redis.crc import key_slot
 
-from lmcache_core.spi import Load, LoadStatus, StoreStatus, Unavailable
+from lmcache_core.spi import ByteSize, Load, LoadStatus, StoreStatus, Unavailable
 from lmcache_core.testing.services import free_port, need_service
 
 pytestmark = pytest.mark.slow
@@ -93,6 +93,33 @@ def test_values_are_spread_found_listed_and_deleted(cluster, tier, drive):
             assert (sorted(keys), foreign) == (sorted(map(rig.key, numbers)), [])
             assert {cluster.owner(name(prefix, rig, n)) for n in numbers} == {0, 1, 2}
             assert await rig.backend.delete([rig.key(n) for n in numbers]) == 30
+
+    drive(main())
+
+
+def test_parts_of_a_long_value_are_spread_and_a_dead_node_costs_all_of_it(
+    cluster, tier, drive, eventually
+):
+    prefix = next(_prefixes)
+
+    async def main():
+        async with tier(cluster.url, prefix=prefix, part_size=ByteSize(1000)) as rig:
+            await rig.keep(1, 2, nbytes=20_001)
+            assert await rig.has(1, 2, nbytes=20_001)
+            assert [found.nbytes for found in await rig.lookup(1, 2)] == [20_001] * 2
+            keys, foreign = await rig.listing(limit=7)
+            assert (sorted(keys), foreign) == (sorted(map(rig.key, (1, 2))), [])
+            mine = [node.command("DBSIZE") for node in cluster.nodes]
+            assert all(reply != b":0\r\n" for reply in mine)
+            cluster.nodes[1].suspend()
+            try:
+                loaded, _ = await rig.get(1, 20_001)
+                assert isinstance(loaded.error, Unavailable)
+            finally:
+                cluster.nodes[1].resume()
+            await eventually(lambda: rig.has(1, 2, nbytes=20_001))
+            assert await rig.backend.delete([rig.key(1), rig.key(2)]) == 2
+            assert await rig.listing() == ([], [])
 
     drive(main())
 

@@ -1,6 +1,7 @@
 """A real server that dies, hangs, fills up, refuses, or holds something else: misses and refusals, and it is found again."""
 
 import asyncio
+import functools
 import shutil
 import subprocess
 
@@ -20,6 +21,12 @@ from lmcache_core.spi import (
 )
 
 MIB = 1 << 20
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def serve(serve, request):
+    """Both servers are held to everything here."""
+    return functools.partial(serve, name=request.param)
 
 
 @pytest.mark.parametrize("verb", ["load", "store"])
@@ -330,6 +337,7 @@ def certificate(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("serve", ["redis"], indirect=True)  # the Valkey of the tests has no TLS
 def test_encrypted_connection_carries_values_and_refuses_a_stranger(
     serve, tier, drive, certificate
 ):

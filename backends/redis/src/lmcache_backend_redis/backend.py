@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmcache_backend_redis.client import Address, Client, Flight
 from lmcache_backend_redis.config import RedisConfig
-from lmcache_backend_redis.moving import VERBS, Item, move
-from lmcache_backend_redis.resp import LONGEST, Reply, Said
+from lmcache_backend_redis.heads import MARK, Head
+from lmcache_backend_redis.moving import VERBS, Item
+from lmcache_backend_redis.parts import carry, heads, lengths, remove
+from lmcache_backend_redis.resp import Reply, Said
 from lmcache_core.spi import (
     BackendError,
     BlockingBackend,
@@ -39,8 +40,8 @@ PROBE_NBYTES = 1 << 20
 class RedisBackend(BlockingBackend):
     """Values as strings of a Redis server, of the master that sentinels name, or of a cluster.
 
-    One value is one string: the bytes as given, written once by ``SET NX``. The server may evict and expire
-    them, so a lookup is a hint. A batch is spread over several connections by node.
+    One value is one string: the bytes as given, written once by ``SET NX``; a longer one than a string may be is
+    a head and parts. The server may evict and expire them, so a lookup is a hint. A batch is spread over several connections by node.
     """
 
     config_type: ClassVar[type] = RedisConfig
@@ -60,7 +61,6 @@ class RedisBackend(BlockingBackend):
             persistent=True,
             hints=True,
             durability=Durability.PROCESS,
-            max_value=LONGEST,
             iov_max=1024,
             quiescence_s=config.connect_timeout + config.timeout + 1.0,
         )
@@ -82,7 +82,7 @@ class RedisBackend(BlockingBackend):
 
     def open_blocking(self) -> None:
         self.close_blocking()  # of an earlier attempt
-        client = self._client = Client(self.config)
+        client = self._client = Client(self.config, self.context.random)
         if not client.cluster:
             info = client.ask(None, b"INFO", b"server")
             client.cluster = isinstance(info, bytes) and b"redis_mode:cluster" in info
@@ -90,7 +90,7 @@ class RedisBackend(BlockingBackend):
             client.discover()
         limit = client.ask(client.nodes[0], b"CONFIG", b"GET", b"proto-max-bulk-len")
         if isinstance(limit, list) and len(limit) == 2:  # else it may not be asked
-            self.capabilities = replace(self.capabilities, max_value=min(int(limit[1]), LONGEST))
+            client.part_nbytes = min(int(limit[1]), client.part_nbytes)
         self._probe()
         client.opened = True
 
@@ -103,7 +103,8 @@ class RedisBackend(BlockingBackend):
         """
         random = self.context.random
         key = Key(random.randbytes(32), random.randbytes(32))
-        value, back = random.randbytes(PROBE_NBYTES), bytearray(PROBE_NBYTES)
+        nbytes = min(PROBE_NBYTES, self.client.part_nbytes)
+        value, back = random.randbytes(nbytes), bytearray(nbytes)
         began = time.perf_counter()
         stored = self.store_blocking(Store(key, (memoryview(value),), 60.0))
         middle = time.perf_counter()
@@ -120,8 +121,8 @@ class RedisBackend(BlockingBackend):
         if loaded.status is LoadStatus.FILLED and back != value:
             raise Unavailable(f"{self.client.target.shown} gives back other bytes than it got")
         self.context.log.debug(
-            "%s: a value of 1 MiB took %.1f ms there and %.1f ms back",
-            self.context.tier, (middle - began) * 1e3, (ended - middle) * 1e3,
+            "%s: a value of %d bytes took %.1f ms there and %.1f ms back",
+            self.context.tier, nbytes, (middle - began) * 1e3, (ended - middle) * 1e3,
         )  # fmt: skip
 
     def close_blocking(self) -> None:
@@ -149,9 +150,9 @@ class RedisBackend(BlockingBackend):
 
     def _one(self, operation: str, item: Any) -> Any:
         results: list[Any] = []
-        address = self.client.place(self.client.name(item.key.text))
-        verb, tell = VERBS[operation], (lambda _, result: results.append(result))
-        move(self.client, verb, address, [(0, item)], tell, Flight())
+        name = self.client.name(item.key.text)
+        items, address = [(0, name, item)], self.client.place(name)
+        carry(self.client, operation, address, items, lambda _, it: results.append(it), Flight())
         return results[0]
 
     async def _batch(
@@ -162,7 +163,7 @@ class RedisBackend(BlockingBackend):
         lanes = self._lanes(answers.wanted)
         futures = [
             self._submit(
-                operation, move, self.client, VERBS[operation], address, lane, answers.tell, flight
+                operation, carry, self.client, operation, address, lane, answers.tell, flight
             )
             for address, lane in lanes
         ]
@@ -179,17 +180,18 @@ class RedisBackend(BlockingBackend):
         for future, (_, lane) in zip(futures, lanes, strict=True):
             error = future.exception()
             if isinstance(error, BackendError):  # no thread could be started
-                for at, _ in lane:
+                for at, _, _ in lane:
                     answers.settle(at, VERBS[operation].failed(error))
             elif error is not None:
                 raise error
         return answers.results
 
-    def _lanes(self, items: Sequence[Item]) -> list[tuple[Address, list[Item]]]:
+    def _lanes(self, items: Sequence[tuple[int, Any]]) -> list[tuple[Address, list[Item]]]:
         """Items by node, and those of a node over several connections."""
         groups: dict[Address, list[Item]] = defaultdict(list)
         for at, item in items:
-            groups[self.client.place(self.client.name(item.key.text))].append((at, item))
+            name = self.client.name(item.key.text)
+            groups[self.client.place(name)].append((at, name, item))
         each = self.config.lanes
         return [
             (address, group[first::each])
@@ -200,7 +202,7 @@ class RedisBackend(BlockingBackend):
     # -- keys ------------------------------------------------------------------------------------------------
 
     def lookup_blocking(self, keys: Sequence[Key], /) -> Sequence[Found | None]:
-        answers = self._each(b"STRLEN", keys)
+        answers = self._each("lookup", lengths, keys)
         found: list[Found | None] = []
         for answer in answers:
             if isinstance(answer, Said) and answer.code == "WRONGTYPE":
@@ -211,18 +213,20 @@ class RedisBackend(BlockingBackend):
         return found
 
     def delete_blocking(self, keys: Sequence[Key], /) -> int:
-        answers = self._each(b"UNLINK", keys)
+        answers = self._each("delete", remove, keys)
         return sum(answer for answer in answers if isinstance(answer, int))
 
-    def _each(self, verb: bytes, keys: Sequence[Key]) -> list[Reply | BackendError]:
-        """One short command for each key; an error when no key got an answer."""
-        answers = self.client.each(verb, [self.client.name(key.text) for key in keys])
+    def _each(
+        self, operation: str, ask: Callable[..., list[Reply | BackendError]], keys: Sequence[Key]
+    ) -> list[Reply | BackendError]:
+        """What ``ask`` says of each key; an error when no key got an answer."""
+        answers = ask(self.client, [self.client.name(key.text) for key in keys])
         errors: list[BackendError] = []
         for answer in answers:
             if isinstance(answer, BackendError):
                 errors.append(answer)
             elif isinstance(answer, Said) and answer.code != "WRONGTYPE":
-                errors.append(answer.unavailable(verb.decode().lower()))
+                errors.append(answer.unavailable(operation))
         if len(errors) == len(answers):
             raise errors[0]
         problem = str(errors[0]) if errors else ""
@@ -254,7 +258,9 @@ class RedisBackend(BlockingBackend):
         else:
             then = f"{number + 1}:0:0" if number + 1 < len(nodes) else None
         values, foreign = [], []
-        for name, nbytes in zip(part, self.client.each(b"STRLEN", part), strict=True):
+        reached = self._reached(part)
+        listed = [name for name in part if name not in reached]
+        for name, nbytes in zip(listed, lengths(self.client, listed), strict=True):
             text = name.decode("utf-8", "backslashreplace")
             try:
                 key = Key.parse(text.removeprefix(self.config.prefix))
@@ -266,6 +272,16 @@ class RedisBackend(BlockingBackend):
             elif not isinstance(nbytes, int):
                 foreign.append(text)
         return ScanPage(values, then, foreign)
+
+    def _reached(self, names: Sequence[bytes]) -> set[bytes]:
+        """Names of all parts of the values that these may be parts of, and that are there."""
+        owners = list({name.rpartition(MARK)[0] for name in names if MARK in name})
+        return {
+            part
+            for owner, head in zip(owners, heads(self.client, owners), strict=True)
+            if isinstance(head, Head)
+            for part in head.names(owner)
+        }
 
 
 class ValkeyBackend(RedisBackend):

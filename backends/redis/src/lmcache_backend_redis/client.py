@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random as random_module
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -66,11 +67,16 @@ class Flight:
 class Client:
     """Blocking calls on one server, one master behind sentinels, or one cluster; thread-safe.
 
+    Attributes:
+        part_nbytes: most bytes of one string; more become parts.
+
     Raises:
         ConfigError: the URL cannot be read.
     """
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, random: random_module.Random) -> None:
+        self.random = random
+        self.part_nbytes = int(config.part_size)
         self.target = target_of(config)
         self.cluster = self.target.kind == "redis-cluster"
         self.opened = False
@@ -233,7 +239,9 @@ class Client:
             link.send(command(*words))
             return link.reply()
 
-    def each(self, verb: bytes, names: Sequence[bytes]) -> list[Reply | BackendError]:
+    def each(
+        self, verb: bytes, names: Sequence[bytes], *more: bytes, flight: Flight | None = None
+    ) -> list[Reply | BackendError]:
         """One short command on each name, all under way at once; a node that fails answers with its error."""
         answers: list[Reply | BackendError] = [None] * len(names)
         groups: dict[Address, list[int]] = defaultdict(list)
@@ -241,27 +249,28 @@ class Client:
             groups[self.place(name)].append(at)
         for address, group in groups.items():
             try:
-                with self.link(address) as link:
-                    link.send(b"".join(command(verb, names[at]) for at in group))
+                with self.link(address, flight) as link:
+                    link.send(b"".join(command(verb, names[at], *more) for at in group))
                     for at in group:
                         answers[at] = link.reply()
             except BackendError as error:
-                self.find_elsewhere(address)
+                if flight is None or not flight.abandoned:
+                    self.find_elsewhere(address)
                 for at in group:
                     answers[at] = error
         for at, answer in enumerate(answers):
             if isinstance(answer, Said) and answer.code in ("MOVED", "ASK"):
-                answers[at] = self._follow(answer, command(verb, names[at]))
+                answers[at] = self._follow(answer, command(verb, names[at], *more), flight)
         return answers
 
-    def _follow(self, answer: Said, line: bytes) -> Reply | BackendError:
+    def _follow(self, answer: Said, line: bytes, flight: Flight | None) -> Reply | BackendError:
         try:
             reply: Reply = answer
             for _ in range(HOPS):
                 if not isinstance(reply, Said) or reply.code not in ("MOVED", "ASK"):
                     break
                 asking = reply.code == "ASK"
-                with self.link(self.redirected(reply)) as link:
+                with self.link(self.redirected(reply), flight) as link:
                     link.send(command(b"ASKING") * asking + line)
                     if asking:
                         link.reply()

@@ -3,17 +3,18 @@
 # No postponed annotations: the binder reads the fields' types at run time.
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from lmcache_core.spi import ConfigError, Duration, Secret
+from lmcache_backend_redis.resp import LONGEST
+from lmcache_core.spi import ByteSize, ConfigError, Duration, Secret
 
 PORTS = {"redis": 6379, "redis-cluster": 6379, "redis-sentinel": 26379}
 KINDS = {
-    "redis": "redis", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "resp": "redis",
-    "unix": "unix", "redis-cluster": "redis-cluster", "rediss-cluster": "redis-cluster",
-    "redis-sentinel": "redis-sentinel", "rediss-sentinel": "redis-sentinel",
-}  # fmt: skip
-ENCRYPTED = ("rediss", "valkeys", "rediss-cluster", "rediss-sentinel")
+    f"{server}{tls}{way}": f"redis{way}"
+    for server in ("redis", "valkey") for tls in ("", "s") for way in ("", "-cluster", "-sentinel")
+} | {"resp": "redis", "unix": "unix"}  # fmt: skip
+"""Every scheme, and what it leads to; an ``s`` behind the server's name means TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class RedisConfig:
     Attributes:
         url: ``redis://[USER:PASSWORD@]HOST[:PORT][/DB]``, ``rediss://``, ``unix:///PATH[?db=DB]``,
             ``redis-cluster://HOST:PORT[,HOST:PORT...]``, ``redis-sentinel://HOST:PORT[,HOST:PORT...][/SERVICE]``,
-            ``valkey://``, ``valkeys://``, ``resp://``.
+            ``rediss-cluster://`` and ``rediss-sentinel://`` with TLS; ``valkey`` in place of ``redis``, ``resp://``.
         username, password: before those in the URL.
         prefix: of every key; with ``{...}`` in it a cluster keeps all values on one node.
         database: number, not in a cluster.
@@ -49,6 +50,7 @@ class RedisConfig:
         threads: most connections at once, each on a thread.
         lanes: connections per node that one batch is spread over; more than one pays where the server has I/O threads
             of its own and this node has cores to spare.
+        part_size: longest string; a longer value is kept in parts, none longer than the server allows.
         timeout: longest silence of the server.
         connect_timeout: longest wait for a connection.
     """
@@ -64,13 +66,16 @@ class RedisConfig:
     tls: TlsConfig = TlsConfig()
     threads: int = 4
     lanes: int = 1
+    part_size: ByteSize = ByteSize(LONGEST)
     timeout: Duration = Duration(1.0)
     connect_timeout: Duration = Duration(1.0)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "lanes"):
+        for name in ("threads", "lanes", "part_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.part_size > LONGEST:
+            raise ValueError(f"part_size must be at most {LONGEST >> 20}MiB, not {self.part_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,10 @@ def target_of(config: RedisConfig, /) -> Target:
     kind, place = KINDS.get(parts.scheme, ""), parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{place}{parts.path}"
     if not kind:
-        known = ", ".join(sorted(KINDS))
-        raise ConfigError(f"no redis url: scheme {parts.scheme!r} is none of {known}")
+        scheme = parts.scheme or config.url.rpartition("://")[0]
+        near = get_close_matches(scheme, KINDS, 1)
+        hint = f"did you mean {near[0]}://?" if near else f"valid: {', '.join(sorted(KINDS))}"
+        raise ConfigError(f"no redis url: no scheme {scheme!r}; {hint}")
     unix, service, database = kind == "unix", config.service, config.database
     last = parts.path.strip("/")
     written = parse_qs(parts.query).get("db", [""])[0]
@@ -128,7 +135,7 @@ def target_of(config: RedisConfig, /) -> Target:
         service=service,
         username=config.username or unquote(user),
         password=config.password.reveal() or unquote(secret),
-        encrypted=parts.scheme in ENCRYPTED,
+        encrypted=parts.scheme.partition("-")[0] in ("rediss", "valkeys"),
         shown=shown,
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lmcache_backend_redis.client import HOPS, Address, Client, Flight
+from lmcache_backend_redis.heads import HEAD_NBYTES
 from lmcache_backend_redis.resp import Link, Said, command
 from lmcache_core.spi import (
     MISSED,
@@ -37,8 +39,10 @@ REFUSALS = {
 }
 """First words of replies that decline a store."""
 
-Item = tuple[int, Any]
-"""Its place in the batch, and a ``Load`` or ``Store``."""
+A_HEAD = object()
+"""In place of a ``Loaded``: what is there is as long as a head, and was not taken."""
+Item = tuple[int, bytes, Any]
+"""Its place in the batch, its name in the store, and a ``Load`` or ``Store``."""
 Tell = Callable[[int, Any], None]
 
 
@@ -70,18 +74,18 @@ def move(
     try:
         with client.link(address, flight) as link:
             if verb is STORING and not asking:
-                left = deque(_absent(client, link, left, tell))
+                left = deque(_absent(link, left, tell))
             ahead = deque(left)
-            window = 1 if asking or (link.unix and verb is LOADING) else WINDOW
+            window = 1 if asking or (link.unix and verb.operation == "load") else WINDOW
             while left:
                 while ahead and len(left) - len(ahead) < window:
                     flight.board()
-                    item = ahead.popleft()[1]
+                    _, name, item = ahead.popleft()
                     if asking:
                         link.send(command(b"ASKING"))
                         link.reply()
-                    verb.send(link, client.name(item.key.text), item)
-                result = verb.read(link, left[0][1])
+                    verb.send(link, name, item)
+                result = verb.read(link, left[0][2])
                 if isinstance(result, Said):
                     if result.code in ("MOVED", "ASK") and hops:
                         there = client.redirected(result)
@@ -93,7 +97,7 @@ def move(
                     result = verb.judge(result)
                 tell(left.popleft()[0], result)
     except BackendError as error:
-        for at, _ in left:
+        for at, _, _ in left:
             tell(at, verb.failed(error))
         if not flight.abandoned:
             client.find_elsewhere(address)
@@ -101,16 +105,16 @@ def move(
         move(client, verb, there, group, tell, flight, hops - 1, ask)
 
 
-def _absent(client: Client, link: Link, items: Sequence[Item], tell: Tell) -> list[Item]:
+def _absent(link: Link, items: Sequence[Item], tell: Tell) -> list[Item]:
     """Items whose keys are not there: asking costs little beside sending a value for nothing."""
-    link.send(b"".join(command(b"STRLEN", client.name(item.key.text)) for _, item in items))
+    link.send(b"".join(command(b"STRLEN", name) for _, name, _ in items))
     lengths = [link.reply() for _ in items]
     absent = []
-    for (at, item), nbytes in zip(items, lengths, strict=True):
+    for item, nbytes in zip(items, lengths, strict=True):
         if isinstance(nbytes, int) and nbytes > 0:
-            tell(at, PRESENT)
+            tell(item[0], PRESENT)
         else:
-            absent.append((at, item))
+            absent.append(item)
     return absent
 
 
@@ -125,9 +129,9 @@ def _send_load(link: Link, name: bytes, load: Load) -> None:
     link.send(command(b"STRLEN", name) + part)
 
 
-def _read_load(link: Link, load: Load) -> Loaded | Said:
+def _read_load(link: Link, load: Load, head: int = HEAD_NBYTES) -> Any:
     if load.offset or load.length is not None:
-        return _read_part(link, load)
+        return _read_part(link, load, head)
     nbytes = link.bulk()
     if isinstance(nbytes, Said):
         return nbytes
@@ -135,19 +139,25 @@ def _read_load(link: Link, load: Load) -> Loaded | Said:
         if nbytes == 0:
             link.discard(0)
         return MISSED
+    if nbytes == head:
+        link.discard(nbytes)
+        return A_HEAD
     return _take(link, load, nbytes, nbytes)
 
 
-def _read_part(link: Link, load: Load) -> Loaded | Said:
+def _read_part(link: Link, load: Load, head: int) -> Any:
     whole, nbytes = link.reply(), link.bulk()
     if isinstance(whole, Said) or isinstance(nbytes, Said):
         if not isinstance(nbytes, Said):
             link.discard(nbytes or 0)
-        return whole if isinstance(whole, Said) else nbytes  # type: ignore[return-value]
+        return whole if isinstance(whole, Said) else nbytes
     nbytes = nbytes or 0
     if not isinstance(whole, int) or not whole:
         link.discard(nbytes)
         return MISSED
+    if whole == head:
+        link.discard(nbytes)
+        return A_HEAD
     wanted = whole - load.offset if load.length is None else load.length
     if not 0 <= load.offset <= load.offset + wanted <= whole:
         link.discard(nbytes)
@@ -197,12 +207,14 @@ def _read_store(link: Link, store: Store) -> Stored | Said:
     return PRESENT if reply is None else STORED
 
 
-def _judge_store(said: Said) -> Stored:
+def judge_store(said: Said) -> Stored:
     if said.code in REFUSALS:
         return Stored.refused(f"{REFUSALS[said.code]}: {said.text}")
     return Stored.failed(said.unavailable("store"))
 
 
 LOADING = Verb("load", _send_load, _read_load, Loaded.failed, _judge_load)
-STORING = Verb("store", _send_store, _read_store, Stored.failed, _judge_store)
+STORING = Verb("store", _send_store, _read_store, Stored.failed, judge_store)
+PLAIN = replace(LOADING, read=partial(_read_load, head=-1))
+"""Loads what is there, also where that is as long as a head."""
 VERBS = {"load": LOADING, "store": STORING}
