@@ -10,20 +10,22 @@ One lock; every batch holds it once, and no call waits for memory or I/O. Owners
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 
 from lmcache_core.memory.accounting import Accounting, check, take_stock
 from lmcache_core.memory.arena import Arena
 from lmcache_core.memory.index import IDENTITY_NBYTES
 from lmcache_core.memory.leases import Held, Leases, Loan, State
-from lmcache_core.memory.ledger import DIRTY, Ledger, padded
+from lmcache_core.memory.ledger import DIRTY, Ledger, Owner, padded
 from lmcache_core.spi.buffers import Lease, Refusal, Reservation
 from lmcache_core.spi.keys import Key
 from lmcache_core.spi.policy import EvictionPolicy
 
 _NO_KEY = Key(b"", b"")
 """Of an item of ``share`` that is no lease."""
+_RESERVATION = 4
+"""Leases whose end is as much work as that of one reservation."""
 
 
 class Pool(Ledger):
@@ -276,20 +278,31 @@ class Pool(Ledger):
         With ``proof`` that it can touch nothing any more, all its memory comes back. Without, its
         reservations are quarantined and its leases stay; both still end by release and abort.
         """
+        for _ in self.closing(owner, proof=proof, most=self.capacity):
+            pass
         with self._lock:
-            record = self.owners.get(owner)
-            if record is None:
-                return 0
+            return self._holding(self.owners.get(owner, Owner()))
+
+    def closing(self, owner: object, /, *, proof: bool, most: int) -> Iterator[None]:
+        """``close_owner`` for what is held at its first step, in steps of at most so many values or one batch."""
+        with self._lock:
+            record = self.owners.get(owner, Owner())
             record.closed = True
-            for right in [*record.rights]:
-                if isinstance(right, Leases):
-                    if proof:
-                        self._end_leases(right)
-                elif proof:
-                    self._end_held(right)
-                else:
-                    self._isolate(right)
-            return 0 if proof else self._holding(record)
+            rights = [*record.rights]
+        while rights:
+            with self._lock:
+                left = most
+                while rights and left > 0:
+                    right = rights.pop()
+                    if isinstance(right, Leases):
+                        left -= len(right)
+                        if proof:
+                            self._end_leases(right)
+                        continue
+                    left -= _RESERVATION
+                    self._end_held(right) if proof else self._isolate(right)
+            if rights:
+                yield
 
     def tenant(self, reservation: Reservation, /) -> str:
         """Whose quota a reservation is charged to."""

@@ -19,7 +19,7 @@ CEILINGS = {
     "config": 1044,
     "engine": 835,
     "identity": 540,
-    "memory": 1573,
+    "memory": 1583,
     "policies": 648,
     "spi": 1156,
     "storage": 2918,

@@ -1,10 +1,17 @@
-"""Sessions of a daemon against a model of them: whatever connects, ends, dies and comes back, rights stay with who has them."""
+"""Sessions of a daemon against a model of them: whatever connects, ends, dies and comes back, rights stay with who has them.
+
+Once as it is, and once where one turn of the loop gives back one right, so that everything happens between two of them.
+"""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lmcache_server import session, slices
 from lmcache_server.session import Sessions
 
 from lmcache_core.memory.leases import Held
@@ -56,9 +63,31 @@ class Client:
         self.session.connections.add(link)
 
 
+class Turns:
+    """What the loop still has to do, in place of the loop."""
+
+    def __init__(self):
+        self.left = []
+
+    def call_soon(self, call, *what):
+        self.left.append((call, *what))
+
+    def turn(self):
+        call, *what = self.left.pop(0)
+        call(*what)
+
+
 class Machine(RuleBasedStateMachine):
+    sliced = False
+
     def __init__(self):
         super().__init__()
+        self.turns, self.patches = Turns(), ExitStack()
+        self.patches.enter_context(
+            patch.object(slices.asyncio, "get_running_loop", lambda: self.turns)
+        )
+        if self.sliced:
+            self.patches.enter_context(patch.multiple(session, MANY=1, MANY_WRITTEN=1))
         context = simulated_context(tier="cpu", clock=Clock())
         self.manager = make_manager(capacity=24 * 2 * PAGE, context=context)
         self.sessions = Sessions(self.manager, lambda session: self.over.append(session))
@@ -166,7 +195,12 @@ class Machine(RuleBasedStateMachine):
             client.process.dead = True
             if client.session.token in self.sessions.by_token:
                 self.sessions.gone(client.session)
-            assert client.session not in self.manager.pool.owners
+            assert self.turns.left or client.session not in self.manager.pool.owners
+
+    @precondition(lambda self: self.turns.left)
+    @rule()
+    def turn(self):
+        self.turns.turn()
 
     @rule(numbers=st.lists(NUMBERS, max_size=4))
     def drop(self, numbers):
@@ -187,7 +221,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_held_for_nobody(self):
         living = {each.session for each in self.clients}
-        assert set(self.manager.pool.owners) <= living
+        assert self.turns.left or set(self.manager.pool.owners) <= living
         assert set(self.sessions.by_token.values()) <= living
 
     def teardown(self):
@@ -195,10 +229,19 @@ class Machine(RuleBasedStateMachine):
             client.process.dead = True
             if client.session.token in self.sessions.by_token:
                 self.sessions.gone(client.session)
+        while self.turns.left:
+            self.turns.turn()
+            self.manager.pool.check()
+        self.patches.close()
         stock = self.manager.pool.accounting()
         assert (stock.reserved, stock.quarantined, stock.leased) == (0, 0, 0)
         assert not self.sessions.by_token
 
 
-TestSessions = Machine.TestCase
-TestSessions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class Sliced(Machine):
+    sliced = True
+
+
+TestSessions, TestSlicedSessions = Machine.TestCase, Sliced.TestCase
+for each in (TestSessions, TestSlicedSessions):
+    each.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -14,6 +14,7 @@ from lmcache_core.spi import ConfigError, Interior, Key, KVSpec, Refusal, Segmen
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.wire.records import Form, Register
 from lmcache_server.session import Session
+from lmcache_server.slices import MANY_WRITTEN, in_parts, in_turns
 
 DIGEST = 16
 MOST_OVER = 4096
@@ -239,8 +240,7 @@ class Engines:
                     del engine.sessions[rank]
             if not engine.sessions:
                 del self.by_name[name]
-                for joint in list(engine.joints.values()):
-                    joint.drop()
+                in_turns(in_parts(Joint.drop, [*engine.joints.values()], MANY_WRITTEN))
 
 
 def _spec(form: Form) -> tuple[KVSpec, int]:

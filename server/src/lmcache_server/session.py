@@ -3,6 +3,8 @@
 A session belongs to one process and may have several connections. When the last one closes, service ends and
 nothing else: what the process reserved goes to quarantine, what it leased stays, until it says so itself on a
 new connection, or until its pidfd proves that it is gone. Clients that only stream have no memory to touch.
+
+What comes to an end is the session's no more at once; thousands of values are given back in slices, a turn each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from lmcache_core.memory.leases import Held, OwnerProcess
 from lmcache_core.memory.pool import Pool
 from lmcache_core.spi import Lease, Reservation
 from lmcache_core.storage.manager import StorageManager
-from lmcache_server.slices import Joined
+from lmcache_server.slices import MANY, MANY_WRITTEN, Joined, in_parts, in_turns
 
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
@@ -175,12 +177,7 @@ class Sessions:
 
     def abort(self, session: Session, grants: Iterable[int]) -> None:
         """End reservations; unknown numbers are ignored."""
-        for grant in grants:
-            held = session.reservations.pop(grant, None)
-            if isinstance(held, Held):
-                self.manager.abort(held)
-            elif held is not None:
-                held.abort(session)  # type: ignore[union-attr]
+        self._abort(session, [session.reservations.pop(grant, None) for grant in grants])
         self._forget_if_over(session)
 
     def closed(self, session: Session, connection: Connection) -> None:
@@ -191,10 +188,9 @@ class Sessions:
         if session.process is None:
             self._end(session)
             return
-        self.pool.close_owner(session, proof=False)
-        for held in session.reservations.values():
-            if not isinstance(held, Held):
-                held.leave(session)  # type: ignore[union-attr]
+        in_turns(self.pool.closing(session, proof=False, most=MANY))
+        shared = [held for held in session.reservations.values() if not isinstance(held, Held)]
+        in_turns(in_parts(lambda held: held.leave(session), shared, MANY_WRITTEN))  # type: ignore[union-attr]
         self._forget_if_over(session)
 
     def gone(self, session: Session) -> None:
@@ -207,16 +203,22 @@ class Sessions:
     def _end(self, session: Session) -> None:
         if self.by_token.pop(session.token, None) is None:
             return
-        for held in session.reservations.values():
-            if not isinstance(held, Held):
-                held.abort(session)  # type: ignore[union-attr]
-            else:
-                self.manager.abort(held)
-        self.pool.close_owner(session, proof=True)
-        self._unread = {g: held for g, held in self._unread.items() if held[0] is not session}
+        held = [*session.reservations.values()]
         session.leases.clear()
         session.reservations.clear()
+        self._unread = {g: each for g, each in self._unread.items() if each[0] is not session}
         self._ended(session)
+        in_turns(self.pool.closing(session, proof=True, most=MANY))
+        self._abort(session, held)
+
+    def _abort(self, session: Session, reservations: Sequence[Reservation | Shared | None]) -> None:
+        def abort(held: Reservation | Shared | None) -> None:
+            if isinstance(held, Held):
+                self.manager.abort(held)
+            elif held is not None:
+                held.abort(session)  # type: ignore[union-attr]
+
+        in_turns(in_parts(abort, reservations, MANY_WRITTEN))
 
     def _forget_if_over(self, session: Session) -> None:
         if not session.connections and session.empty:

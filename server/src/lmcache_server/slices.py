@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from lmcache_core.spi import Closed, Key, Lease
 from lmcache_core.wire.codec import to_keys
@@ -19,6 +19,7 @@ from lmcache_core.wire.records import MOST_KEYS, Run
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
 
+T = TypeVar("T")
 MANY = 512
 """Values that are looked up, leased or released in one turn."""
 MANY_WRITTEN = 128
@@ -73,6 +74,21 @@ async def others(link: Connection, /) -> None:
     await asyncio.sleep(0)
     if link.closed:
         raise Closed("the client has gone")
+
+
+def in_turns(work: Iterator[None]) -> None:
+    """Do the first part of some work now, and one more after each turn of the others."""
+    for _ in work:
+        asyncio.get_running_loop().call_soon(in_turns, work)
+        break
+
+
+def in_parts(call: Callable[[T], None], items: Sequence[T], most: int, /) -> Iterator[None]:
+    """Work for ``in_turns``: a call for each item, at most so many in a turn."""
+    for at, item in enumerate(items):
+        if at and not at % most:
+            yield
+        call(item)
 
 
 class Joined(Sequence[Lease | None]):
