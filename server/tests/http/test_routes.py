@@ -85,6 +85,9 @@ def test_values_are_cleared_from_memory_prefetched_and_deleted(web, stored, oper
 def test_quota_is_set_shown_and_removed(web, operator):
     assert web.ask("PUT", "/quota/alice", {"nbytes": 1 << 20})[0] == 200
     assert web.ask("GET", "/quota", token=False)[2]["quotas"] == {"alice": 1 << 20}
+    for tenant, nbytes in (("alice", 1 << 20), ("bob", None)):
+        found = web.ask("GET", f"/quota/{tenant}", token=False)[2]
+        assert found == {"tenant": tenant, "nbytes": nbytes, "used": 0}
     assert describe(operator)["quotas"] == {"alice": 1 << 20}
     assert web.ask("DELETE", "/quota/alice")[0] == 200
     assert web.ask("GET", "/quota", token=False)[2]["quotas"] == {}

@@ -122,6 +122,13 @@ def _looking(operator: Operator) -> APIRouter:
         found = operator.describe()
         return {"quotas": found["quotas"], "used": found["tenants"]}
 
+    @router.get("/quota/{tenant}")
+    def quota(tenant: bodies.NamePath) -> Document:
+        """One tenant's quota, null for none, and what it uses now, in bytes."""
+        found = operator.describe()
+        used = found["tenants"].get(tenant, 0)
+        return {"tenant": tenant, "nbytes": found["quotas"].get(tenant), "used": used}
+
     @router.get("/freeze/status")
     def frozen() -> Document:
         """Whether new values are refused."""
