@@ -39,7 +39,7 @@ def daemon(*flags: str, gib: float = 1.0) -> Iterator[tuple[str, int, subprocess
             port = probe.getsockname()[1]
         command = [
             sys.executable, "-m", "lmcache_core", "server", "--socket", path, "--port", str(port),
-            "--l1-size-gb", str(gib), *flags,
+            "--http-port", "none", "--prometheus-port", "none", "--l1-size-gb", str(gib), *flags,
         ]  # fmt: skip
         process = subprocess.Popen(
             command, stderr=subprocess.DEVNULL, env={**os.environ, "LMCACHE_SERVER_TOKEN": TOKEN}

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*flags, **options):
     return subprocess.run(
-        [sys.executable, "-m", "lmcache_core", "server", *flags],
+        [sys.executable, "-m", "lmcache_core", "server", "--http-port", "none", "--prometheus-port", "none", *flags],
         capture_output=True, text=True, timeout=30, **options,
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ class Daemon(Process):
         sized = () if "--config" in flags else ("--l1-size-gb", size)
         self.command = [
             sys.executable, "-m", "lmcache_core", "server", "--socket", self.path,
-            "--port", str(port), *sized, *flags,
+            "--port", str(port), "--http-port", "none", "--prometheus-port", "none", *sized, *flags,
         ]  # fmt: skip
         self.environment = environment
         self.start()

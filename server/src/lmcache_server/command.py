@@ -28,9 +28,11 @@ from lmcache_server import service
 from lmcache_server.client.operator import read_token
 from lmcache_server.daemon import Daemon, Options
 from lmcache_server.flags import FLAGS, Effect
+from lmcache_server.http import command as http_command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _MODES = {"sealed": Access.OWNER, "shared-rw": Access.SHARED}
+_NO_PORT = ("none", "off")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -54,7 +56,7 @@ def main(context: typer.Context) -> int:
             raise type(error)(_in_flags(str(error))) from error
 
     effective = read()
-    options = _options(given)
+    options, http = _options(given), beside_flags(given)
     report = _daemonize(given.log_file) if given.daemonize else None
     if given.private:
         with suppress(OSError):  # an engine may have been bound to a few cores
@@ -64,19 +66,16 @@ def main(context: typer.Context) -> int:
     for note in effective.notes:
         logging.getLogger("lmcache.server").warning("%s", note)
 
-    http = _http(given)
     beside = []
 
     def ready(daemon: Daemon) -> None:
         _banner(daemon)
-        if http:
-            from lmcache_server.http.command import beside as start
-
-            beside.append(start(options.path, *http))
         service.tell(service.READY)
         if report is not None:
             os.write(report, b"+")
             os.close(report)
+        if http:
+            beside.append(http_command.beside(options.path, *http))
 
     try:
         shutdown = Daemon(effective, options, reload=read, ready=ready).run()
@@ -93,18 +92,27 @@ def main(context: typer.Context) -> int:
     os._exit(int(bool(shutdown.errors or shutdown.unwritten)))
 
 
-def _http(given: argparse.Namespace) -> list[str]:
-    """Flags of the HTTP process beside the daemon; none where no port of it is wanted."""
-    wanted = []
-    for kind in ("http", "prometheus"):
-        port = getattr(given, f"{kind}_port")
-        if port is not None:
-            own = "prometheus-" if kind == "prometheus" else ""
-            wanted += [f"--{own}port", str(_number(f"--{kind}-port", port, 0))]
-            wanted += [f"--{own}host", getattr(given, f"{kind}_host") or "127.0.0.1"]
-    if wanted and given.http_port is None:
-        wanted.append("--only-prometheus")
-    return wanted
+def beside_flags(given: argparse.Namespace) -> list[str]:
+    """Flags of the HTTP process beside the daemon; none where no port of it is wanted.
+
+    Raises:
+        ConfigError: a port is none.
+    """
+    metrics = given.prometheus_port
+    if given.disable_metrics or given.disable_observability:
+        metrics = _NO_PORT[0]
+    flags = []
+    for own, flag, written, default, host in (
+        ("", "--http-port", given.http_port, http_command.PORT, given.http_host),
+        ("prometheus-", "--prometheus-port", metrics, http_command.METRICS_PORT, given.prometheus_host),
+    ):  # fmt: skip
+        if (written is None and given.private) or written in _NO_PORT:
+            continue
+        port = _number(flag, written, default)
+        flags += [f"--{own}port", str(port), f"--{own}host", host or "127.0.0.1"]
+    if flags and "--port" not in flags:
+        flags.append("--only-prometheus")
+    return flags
 
 
 def settings(given: argparse.Namespace) -> dict[str, Any]:
