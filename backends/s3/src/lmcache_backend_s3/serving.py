@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import sysconfig
 import tempfile
 import time
@@ -103,4 +105,6 @@ def shared_server() -> SeaweedServer:
     program = find_server()
     if program is None:
         raise Unsupported(f"no weed (SeaweedFS) here; {START}")
-    return SeaweedServer(program, Path(tempfile.mkdtemp(prefix="lmcache-s3-"))).start()
+    folder = tempfile.mkdtemp(prefix="lmcache-s3-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return SeaweedServer(program, Path(folder)).start()
