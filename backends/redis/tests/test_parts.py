@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from lmcache_backend_redis.heads import HEAD_NBYTES, Head
+from lmcache_backend_redis.heads import HEAD_NBYTES, MOST_PARTS, Head
 from lmcache_backend_redis.resp import Link
 
 from lmcache_core.spi import (
@@ -397,3 +397,22 @@ def test_damaged_head_is_no_head():
     assert (
         Head.read(Head(bytes(16), 0, 5).encoded) is Head.read(Head(bytes(16), 5, 0).encoded) is None
     )
+
+
+def test_forged_head_of_endless_parts_is_no_head():
+    """Deleting what it names would never end."""
+    assert Head.read(Head(bytes(16), 1, MOST_PARTS).encoded) is not None
+    assert Head.read(Head(bytes(16), 1, MOST_PARTS + 1).encoded) is None
+
+
+def test_value_of_more_parts_than_a_head_names_is_refused(serve, split, drive):
+    """One that is stored and never read again would keep its place from all later ones."""
+    server = serve()
+
+    async def main():
+        async with split(server, part_size=ByteSize(1)) as rig:
+            stored = await rig.put(1, MOST_PARTS + 1)
+            assert stored.status is StoreStatus.REFUSED
+            assert count(server) == 0
+
+    drive(main())

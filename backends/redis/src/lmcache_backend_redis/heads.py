@@ -11,6 +11,8 @@ _FORM = struct.Struct(">8s16sQQ")
 _SUM = struct.Struct(">I")
 _MAGIC = b"LMparts1"
 HEAD_NBYTES = _FORM.size + _SUM.size
+MOST_PARTS = 1 << 16
+"""Nobody writes more: what a forged head makes a reader do has an end."""
 MARK = b"#"
 """Between a value's name and the rest of a part's; no value's own name has it behind the prefix."""
 
@@ -41,7 +43,8 @@ class Head:
             return None
         magic, tag, part_nbytes, nbytes = _FORM.unpack_from(said)
         head = cls(tag, part_nbytes, nbytes)
-        return head if magic == _MAGIC and part_nbytes and nbytes and head.encoded == said else None
+        good = magic == _MAGIC and 0 < nbytes <= part_nbytes * MOST_PARTS and head.encoded == said
+        return head if good else None
 
     @property
     def lengths(self) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmcache_backend_redis.client import Address, Client, Flight
-from lmcache_backend_redis.heads import HEAD_NBYTES, Head
+from lmcache_backend_redis.heads import HEAD_NBYTES, MOST_PARTS, Head
 from lmcache_backend_redis.moving import (
     A_HEAD,
     LOADING,
@@ -118,6 +118,8 @@ def _one(client: Client, verb: Any, name: bytes, item: Load | Store, flight: Fli
 
 
 def _store(client: Client, name: bytes, store: Store, flight: Flight) -> Stored:
+    if store.nbytes > client.part_nbytes * MOST_PARTS:
+        return Stored.refused(f"{store.nbytes} bytes are more than {MOST_PARTS} parts")
     (there,) = client.each(b"STRLEN", [name], flight=flight)
     if isinstance(there, int) and there:
         return PRESENT  # asked first: the parts would be sent for nothing
