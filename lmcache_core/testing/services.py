@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -126,3 +128,26 @@ class Serving(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.kill()
+
+
+class Daemon(Serving):
+    """``lmcache server`` on a unix socket alone; also it ends when it has had no client for 15 minutes.
+
+    Args:
+        folder: a new one, with a short path.
+        settings: its configuration.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, object], /) -> None:
+        folder.mkdir()
+        self.path = f"{folder}/s"
+        written = folder / "kv.yaml"
+        written.write_text(json.dumps(settings))
+        command = [
+            sys.executable, "-m", "lmcache_core", "server", "--private", "--grace", "900",
+            "--socket", self.path, "--config", str(written),
+        ]  # fmt: skip
+        super().__init__(command, folder=folder)
+
+    def ready(self) -> bool:
+        return "serves on" in self.log.read_text()

@@ -14,8 +14,6 @@ An author writes a subclass with a fixture that starts a server for one test::
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -29,7 +27,7 @@ from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Reason
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.rig import eventually
-from lmcache_core.testing.services import Serving
+from lmcache_core.testing.services import Daemon
 from lmcache_core.testing.worlds import (
     closed,
     fill,
@@ -69,22 +67,6 @@ class SharedStore(Protocol):
     def resume(self) -> None: ...
 
 
-class Daemon(Serving):
-    """``lmcache server`` on a unix socket in its folder."""
-
-    def __init__(self, written: Path, folder: Path) -> None:
-        folder.mkdir()
-        self.url = f"unix://{folder}/s"
-        command = [
-            sys.executable, "-m", "lmcache_core", "server", "--socket", f"{folder}/s", "--port", "0",
-            "--config", str(written), "--arena-mode", "shared-rw",
-        ]  # fmt: skip
-        super().__init__(command, folder=folder)
-
-    def ready(self) -> bool:
-        return "serves on" in self.log.read_text()
-
-
 class SharedStoreTests:
     """Hits are shared, damage is a miss that heals, and a server that hangs costs no more than the deadline.
 
@@ -94,21 +76,19 @@ class SharedStoreTests:
 
     plugin: ClassVar[str]
 
-    def written(self, folder: Path, store: SharedStore, deadline: str, *above: object) -> Path:
-        """A configuration file: this tier below others."""
+    def settings(self, store: SharedStore, deadline: str, *above: object) -> dict[str, object]:
+        """A configuration: this tier below others."""
         tiers = [*above, {self.plugin: {**store.options, "deadline": deadline}}]
-        path = folder / "kv.yaml"
-        path.write_text(json.dumps({"tiers": tiers, "manager": {"cost_gate": False}}))
-        return path
+        return {"tiers": tiers, "manager": {"cost_gate": False}}
 
-    async def cache(self, folder: Path, store: SharedStore, deadline: str = "5s") -> StorageManager:
+    async def cache(self, store: SharedStore, deadline: str = "5s") -> StorageManager:
         """One more cache over the store."""
-        found = load(self.written(folder, store, deadline), env={})
+        found = load(env={}, flags=self.settings(store, deadline))
         return await build(found.config, found.registry)
 
-    def test_what_one_cache_stores_another_serves(self, store: SharedStore, tmp_path: Path) -> None:
+    def test_what_one_cache_stores_another_serves(self, store: SharedStore) -> None:
         async def main() -> None:
-            first, second = [await self.cache(tmp_path, store) for _ in range(2)]
+            first, second = [await self.cache(store) for _ in range(2)]
             assert all(put(first, CHUNKS, NBYTES))
             await first.flush()
             assert (await second.lookup(CHUNKS)).leading == len(CHUNKS)
@@ -117,17 +97,17 @@ class SharedStoreTests:
 
         run_real(main(), 30.0)
 
-    def test_damage_is_a_miss_and_is_stored_anew(self, store: SharedStore, tmp_path: Path) -> None:
+    def test_damage_is_a_miss_and_is_stored_anew(self, store: SharedStore) -> None:
         spoiled = dict(zip(CHUNKS, DAMAGE, strict=False))
 
         async def main() -> None:
-            first = await self.cache(tmp_path, store)
+            first = await self.cache(store)
             assert all(put(first, CHUNKS, NBYTES))
             await first.flush()
             await closed(first)
             for key, how in spoiled.items():
                 store.spoil(key, DAMAGE[how](key))
-            second = await self.cache(tmp_path, store)
+            second = await self.cache(store)
             for key, how in spoiled.items():
                 assert (await served(second, [key]))[0] == 0, how
 
@@ -138,23 +118,21 @@ class SharedStoreTests:
             assert all(put(second, list(spoiled), NBYTES))
             await second.flush()
             await closed(second)
-            third = await self.cache(tmp_path, store)
+            third = await self.cache(store)
             assert await served(third, CHUNKS) == (len(CHUNKS), Reason.COMPLETE)
             await closed(third)
 
         run_real(main(), 30.0)
 
     @pytest.mark.slow
-    def test_hanging_server_costs_no_more_than_the_deadline(
-        self, store: SharedStore, tmp_path: Path
-    ) -> None:
+    def test_hanging_server_costs_no_more_than_the_deadline(self, store: SharedStore) -> None:
         """Seen in LMCache#1964."""
 
         async def main() -> None:
-            first = await self.cache(tmp_path, store)
+            first = await self.cache(store)
             assert all(put(first, CHUNKS, NBYTES))
             await first.flush()
-            second = await self.cache(tmp_path, store, "0.3s")
+            second = await self.cache(store, "0.3s")
             store.suspend()
             loop = asyncio.get_running_loop()
             for _ in range(3):
@@ -179,9 +157,9 @@ class SharedStoreTests:
     @pytest.mark.slow
     def test_two_daemons_share_hits(self, store: SharedStore, tmp_path: Path) -> None:
         """Seen in LMCache#3387."""
-        written = self.written(tmp_path, store, "10s", {"cpu": {"size": "64MiB"}})
-        with Daemon(written, tmp_path / "a") as one, Daemon(written, tmp_path / "b") as two:
-            first, second = (DaemonClient(each.url, timeout=10) for each in (one, two))
+        settings = self.settings(store, "10s", {"cpu": {"size": "64MiB"}})
+        with Daemon(tmp_path / "a", settings) as one, Daemon(tmp_path / "b", settings) as two:
+            first, second = (DaemonClient(each.path, timeout=10) for each in (one, two))
             reserved = first.reserve([(key, frame_nbytes(NBYTES)) for key in CHUNKS], None)
             held = [each for each in reserved if not isinstance(each, Refusal)]
             assert len(held) == len(CHUNKS)
