@@ -20,7 +20,7 @@ help:
 setup:  ## make .venv and install this tree into it; nothing to do when nothing changed
 	@$(PYTHON) .ci/setup.py
 
-demo: setup  ## a real model answers from its cache: cold, from memory, after a restart; MODEL= DTYPE= SERDE= TIER=
+demo: setup  ## a real model answers from its cache: cold, from disk in a new process, from memory; MODEL= DTYPE= SERDE= TIER=
 	@.venv/bin/lmcache demo $(if $(MODEL),--model '$(MODEL)') $(if $(DTYPE),--dtype '$(DTYPE)') \
 	    $(if $(SERDE),--serde '$(SERDE)') $(if $(TIER),--tier '$(TIER)')
 

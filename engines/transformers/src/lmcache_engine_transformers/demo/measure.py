@@ -1,6 +1,6 @@
 """One process's part of the demo: questions in, answers and what they cost out.
 
-Run as a module it reads a ``Job`` as JSON from standard input and writes its ``Phase`` to standard output.
+Run as a module it reads a ``Job`` as JSON from standard input and writes its ``Phase``s to standard output.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lmcache_core.engine import Cache
+from lmcache_core.observers import Sample
+from lmcache_core.wire import records, replies
+from lmcache_core.wire.client import DaemonClient
 from lmcache_engine_transformers.cached import CachedModel
 from lmcache_engine_transformers.demo.model import load
 from lmcache_engine_transformers.timing import Stopwatch
@@ -138,23 +141,31 @@ def through(
 
 def _coded(cache: Cache, side: str) -> float:
     """Bytes of values that were encoded: ``raw`` or as ``stored``."""
-    found = cache.metrics.snapshot().matching(f"lmcache_tier_serde_{side}_bytes_total")
+    found = _samples(cache, f"lmcache_tier_serde_{side}_bytes_total")
     return sum(each.value for each in found if dict(each.labels)["verb"] == "store")
 
 
 def _found(cache: Cache) -> dict[str, int]:
-    snapshot, found = cache.metrics.snapshot(), "lmcache_tier_hit_chunks_total"
-    return {dict(s.labels)["tier"]: int(s.value) for s in snapshot.matching(found)}
+    found = _samples(cache, "lmcache_tier_hit_chunks_total")
+    return {dict(each.labels)["tier"]: int(each.value) for each in found}
 
 
-def run(job: Job, /) -> Phase:
-    """Everything in a process that starts with an empty memory."""
+def _samples(cache: Cache, name: str) -> list[Sample | replies.Sample]:
+    """Values of one metric of whoever has the tiers."""
+    told: Sequence[Sample | replies.Sample] = cache.metrics.snapshot()
+    if isinstance(cache.storage, DaemonClient):
+        told = cache.storage.ask(replies.Metered, records.Stats).samples
+    return [each for each in told if each.name == name]
+
+
+def run(job: Job, /) -> list[Phase]:
+    """Everything in a process that starts with an empty memory: from the lower tier, then from memory."""
     tokenizer, plain = load(Path(job.model), job.dtype)
     with Cache.from_config(job.settings) as cache:
         model = CachedModel(plain, cache)
         warm_up(tokenizer, model)
-        return through(cache, model, job.prompts)
+        return [through(cache, model, job.prompts) for _ in range(2)]
 
 
 if __name__ == "__main__":
-    json.dump(asdict(run(Job(**json.load(sys.stdin)))), sys.stdout)
+    json.dump([asdict(phase) for phase in run(Job(**json.load(sys.stdin)))], sys.stdout)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import yaml
 
 from lmcache_core.spi import ConfigError, Secret
+from lmcache_core.testing.services import Daemon
 
 CPU_SIZE = "1GiB"
 BRIEF = ("--texts", "3", "--context", "1024", "--following", "256")
@@ -43,6 +45,23 @@ def settings_for(tier: str, serde: str, chunk: int, place: Path, /) -> dict[str,
         "tiers": [{"cpu": {"size": CPU_SIZE}}, {plugin: lower}],
         "manager": {"cost_gate": False, "dirty_cap": 0.9},
     }
+
+
+@contextmanager
+def two_caches(settings: dict[str, Any], /) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Settings of two processes, so that the second finds in the lower tier alone what the first has stored.
+
+    A folder belongs to one cache at a time: it is each process's own. A server is shared by two daemons, which end with this.
+    """
+    ((_, lower),) = settings["tiers"][-1].items()
+    if "path" in lower:
+        yield settings, settings
+        return
+    with TemporaryDirectory(prefix="lmcache-demo-") as name:
+        folder = Path(name)
+        with Daemon(folder / "a", settings) as one, Daemon(folder / "b", settings) as two:
+            first, second = ({"socket": each.path, "timeout": "60s"} for each in (one, two))
+            yield {"daemon": first}, {"daemon": second}
 
 
 def calibrated(
@@ -87,8 +106,15 @@ def run_module(
         given.seek(0)
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=given, stdout=output, stderr=pipe, text=True) as run:
-            for line in filter(None, map(str.strip, run.stderr or ())):
-                say(last := line)
+            try:
+                for line in filter(None, map(str.strip, run.stderr or ())):
+                    say(last := line)
+            except (
+                BaseException
+            ):  # most likely Ctrl-C, which only a terminal tells the module as well
+                run.kill()
+                run.wait()
+                raise
         if run.returncode:
             raise RuntimeError(last)
         output.seek(0)
