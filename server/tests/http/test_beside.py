@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 from lmcache_server.command import _parse, beside_flags
+from lmcache_server.http import command
 
 from lmcache_core.spi import ConfigError
 from server.tests.http.running import lmcache
@@ -156,3 +157,12 @@ def test_an_interrupt_of_the_terminal_ends_the_daemon_alone(tmp_path):
     with Plain(tmp_path, "--prometheus-port", "none") as daemon:
         (child,) = wait_for(daemon.children).split()
         wait_for(lambda: os.getpgid(int(child)) == int(child), what="a group of its own")
+
+
+def test_a_process_that_cannot_be_started_is_said_in_one_line(monkeypatch, capsys):
+    def refused(*_, **__):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(command.subprocess, "Popen", refused)
+    assert command.beside("/run/kv.sock", "--port", "0") is None
+    assert capsys.readouterr().err == "lmcache: no HTTP and no metrics port: no more processes\n"
