@@ -1,13 +1,17 @@
-"""The end of a client that held thousands: given back in slices, and every byte is accounted for between two of them."""
+"""The end of what a client held by the thousand: in slices, and every byte is accounted for between two of them."""
 
 import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from lmcache_server import verbs
 from lmcache_server.session import Sessions
 from lmcache_server.slices import MANY, MANY_WRITTEN
 
 from lmcache_core.testing.contexts import simulated_context
 from lmcache_core.testing.worlds import PAGE, key_of, make_manager
+from lmcache_core.wire import records
 from tests.wire.test_sessions_model import Clock, Process
 
 COUNT = 1500
@@ -118,3 +122,36 @@ def test_thousands_are_aborted_in_slices_and_are_nobodys_at_once(manager, sessio
         await turns(manager, (0, 0, 0))
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "cut"])
+def test_thousands_that_came_over_a_connection_become_visible_in_slices(manager, client, whole):
+    """Leaves first; or they are given back, when their bytes never came."""
+    grants, keys = [*client.reservations], [held.key for held in client.reservations.values()]
+    replies, taken, filled = [], [], []
+    link = SimpleNamespace(
+        local=True,
+        reply=replies.append,
+        receive_values=lambda into, done: (taken.append(next(into)), filled.append(done)),
+    )
+
+    async def work():
+        daemon = SimpleNamespace(
+            manager=manager, tls=None, work=asyncio.get_running_loop().create_task
+        )
+        ask = records.Commit(1, grants, bytes(16) * COUNT, None, COUNT * PAGE)
+        verbs.commit(daemon, link, client, ask)
+        assert not client.reservations
+        assert [view.nbytes for view in taken] == [PAGE], "the others are asked for one by one"
+        filled[0](whole)
+        seen = [manager.lookup_resident(keys)]
+        while books(manager)[0]:
+            await asyncio.sleep(0)
+            seen.append(manager.lookup_resident(keys))
+        await asyncio.sleep(0)
+        return seen
+
+    counts = [COUNT - each.count(None) for each in asyncio.run(work())]
+    assert counts[-1] == (COUNT if whole else 0)
+    assert all(after - before <= MANY_WRITTEN for before, after in pairwise(counts))
+    assert [reply.good for reply in replies] == ([[True] * COUNT] if whole else [])

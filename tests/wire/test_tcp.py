@@ -13,6 +13,7 @@ from lmcache_core.wire.client import DaemonClient
 from lmcache_core.wire.codec import LENGTH, decode_reply, frame
 from lmcache_core.wire.link import Link
 from tests.wire.daemons import (
+    PATIENCE,
     ROOM,
     Daemon,
     check_leases,
@@ -74,6 +75,18 @@ def test_values_stream_with_the_token(daemon):
     client.release(loaded.leases)
     memory = describe(client)["memory"]
     assert memory["leased"] == memory["reserved"] == 0 and identity_holds(memory)
+    client.close()
+
+
+@pytest.mark.parametrize("how", [{}, {"token": TOKEN, "transfer": "tcp"}], ids=["socket", "tcp"])
+def test_hundreds_of_values_stream_in_one_commit(daemon, how):
+    client = connect(daemon, timeout=PATIENCE, **how)
+    first = 2000 + 1000 * len(how)
+    assert store(client, *range(first, first + 700), nbytes=64) == [True] * 700
+    loaded = client.load([key(n) for n in range(first, first + 700)], None)
+    check_leases(loaded.leases, range(first, first + 700))
+    client.release(loaded.leases)
+    assert client.delete([key(n) for n in range(first, first + 700)]) == 700
     client.close()
 
 

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmcache_core.spi.errors import BackendError, Closed, ConfigError
@@ -62,7 +62,8 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._sent: deque[tuple[int, Callable[[], None]]] = deque()
         self._queued = self._gone_out = 0
-        self._into: deque[memoryview] = deque()
+        self._into: memoryview | None = None
+        self._later: Iterator[memoryview] = iter(())
         self._filled: Callable[[bool], None] | None = None
         self._waiting = 0
         self._reading = self._writing = self._resting = False
@@ -246,14 +247,17 @@ class Connection:
         if not self.closed and not self._reading:
             self._rest()
 
-    def receive_values(self, into: Sequence[memoryview], done: Callable[[bool], None]) -> None:
-        """Read raw bytes that follow the record into memory, then go on; ``done(False)``: they never came."""
-        self._into.extend(view for view in into if view.nbytes)
-        self._filled = done
+    def receive_values(self, into: Iterator[memoryview], done: Callable[[bool], None], /) -> None:
+        """Read raw bytes that follow the record into memory, then go on; ``done(False)``: they never came.
+
+        Args:
+            into: asked for the next piece of memory when the one before is full.
+        """
+        self._later, self._filled = into, done
+        self._next_value()
         while self._into and self._begin < self._end:
-            view = self._into[0]
-            take = min(view.nbytes, self._end - self._begin)
-            view[:take] = memoryview(self._buffer)[self._begin : self._begin + take]
+            take = min(self._into.nbytes, self._end - self._begin)
+            self._into[:take] = memoryview(self._buffer)[self._begin : self._begin + take]
             self._begin += take
             self._advance(take)
         if not self._into:
@@ -263,7 +267,7 @@ class Connection:
         room = _SLICE
         while self._into and room > 0:
             try:
-                got = self.socket.recv_into(self._into[0][:room])
+                got = self.socket.recv_into(self._into[:room])
             except (BlockingIOError, InterruptedError):
                 return
             if not got:
@@ -276,9 +280,13 @@ class Connection:
             self._parse()
 
     def _advance(self, nbytes: int) -> None:
-        view = self._into.popleft()
-        if nbytes < view.nbytes:
-            self._into.appendleft(view[nbytes:])
+        assert self._into is not None
+        self._into = self._into[nbytes:]
+        if not self._into:
+            self._next_value()
+
+    def _next_value(self) -> None:
+        self._into = next((view for view in self._later if view.nbytes), None)
 
     def _end_fill(self) -> None:
         done, self._filled = self._filled, None
@@ -365,7 +373,7 @@ class Connection:
         self.overdue.cancel()
         self.socket.close()
         self._out.clear()
-        self._into.clear()
+        self._into, self._later = None, iter(())
         if self._filled is not None:
             self._filled(False)
         while self._sent:

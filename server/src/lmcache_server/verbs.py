@@ -17,6 +17,7 @@ from lmcache_core.wire.codec import Reply, to_keys
 from lmcache_server.engines import OLD, Joint
 from lmcache_server.finding import find
 from lmcache_server.session import Session
+from lmcache_server.slices import MANY_WRITTEN, in_parts, in_turns
 
 if TYPE_CHECKING:
     from lmcache_server.connection import Connection
@@ -246,10 +247,11 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
             assert isinstance(found, Held)
             held.append((at, found))
 
-    def finish() -> None:
-        identities = [ask.identities[IDENTITY * at : IDENTITY * (at + 1)] for at, _ in held]
-        done = daemon.manager.commit_batch([each for _, each in held], identities, ttl=ask.ttl)
-        for (at, _), visible in zip(held, done, strict=True):
+    def finish(first: int = 0, end: int = count) -> None:
+        part = held[first:end]
+        identities = [ask.identities[IDENTITY * at : IDENTITY * (at + 1)] for at, _ in part]
+        done = daemon.manager.commit_batch([each for _, each in part], identities, ttl=ask.ttl)
+        for (at, _), visible in zip(part, done, strict=True):
             good[at] = visible
 
     if not ask.nbytes:
@@ -257,10 +259,22 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
             raise ValueError("a commit without its values")
         finish()
         return replies.Committed(ask.id, good)
+    trusted = link.local or daemon.tls is not None
+
+    def give_up() -> None:
+        in_turns(in_parts(daemon.manager.abort, [each for _, each in held], MANY_WRITTEN))
+
     if len(held) != count or ask.nbytes != sum(each.nbytes for _, each in held):
-        for _, each in held:
-            daemon.manager.abort(each)
+        give_up()
         raise ValueError(f"{ask.nbytes} bytes are not those of the reservations")
+
+    async def show() -> None:
+        if not trusted:
+            await verify()
+        for at in range((count - 1) // MANY_WRITTEN * MANY_WRITTEN, -1, -MANY_WRITTEN):
+            finish(at, at + MANY_WRITTEN)  # leaves first, as in one turn
+            await asyncio.sleep(0)
+        link.reply(replies.Committed(ask.id, good))
 
     async def verify() -> None:
         """Verified before it is visible: what TCP adds up lets too much pass."""
@@ -271,20 +285,17 @@ def commit(daemon: Daemon, link: Connection, session: Session, ask: records.Comm
             if not whole:
                 daemon.refuse(link.peer, "a value was damaged on its way")
                 daemon.manager.abort(each)
-        finish()
-        link.reply(replies.Committed(ask.id, good))
 
     def filled(whole: bool) -> None:
         if not whole:
-            for _, each in held:
-                daemon.manager.abort(each)
-        elif link.local or daemon.tls is not None:
+            give_up()
+        elif trusted and count <= MANY_WRITTEN:
             finish()
             link.reply(replies.Committed(ask.id, good))
         else:
-            daemon.work(verify())
+            daemon.work(show())
 
-    link.receive_values([each.view for _, each in held], filled)
+    link.receive_values((each.view for _, each in held), filled)
     return None
 
 
