@@ -7,6 +7,7 @@ and a CPU set of its own, so that nothing of an engine's start leaks into it, an
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -99,8 +100,9 @@ class _Start:
             self._log.warning("private daemon not started again: %s", error)
 
     def _serves(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(self._path) == 0
+        """Whether a daemon is there; one that hangs may have a full queue, where nobody waits for its end."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            return probe.connect_ex(self._path) in (0, errno.EAGAIN)
 
     def _spawn(self) -> None:
         with open(f"{self._base}.json", "w", opener=_private) as out:

@@ -1,9 +1,13 @@
 """The private daemon: one per configuration, found by everybody, ended after the last, never left behind."""
 
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -132,6 +136,34 @@ def test_daemon_killed_under_its_engine_is_started_again(runtime):
     os.kill(client.welcome.pid, 9)
     wait_for(lambda: client.home is not None and client.home.boot != boot, 10)
     assert store(client, 1) == [True]
+    client.close()
+
+
+def test_daemon_that_hangs_with_a_full_queue_holds_up_no_start(runtime):
+    """Whoever is stopped accepts nobody, and a blocking connect to a full queue has no end."""
+    client = connect()
+    path = client.address.path
+    os.kill(client.welcome.pid, signal.SIGSTOP)
+    waiting = []
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(
+                    socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                )
+                waiting[-1].connect(path)
+        late = []
+        starter = threading.Thread(target=lambda: late.append(connect()), daemon=True)
+        starter.start()
+        starter.join(10)
+        assert late and late[0].home is None
+    finally:
+        os.kill(client.welcome.pid, signal.SIGCONT)
+        for each in waiting:
+            each.close()
+    starter.join(10)
+    wait_for(lambda: late[0].home is not None, 10)
+    late[0].close()
     client.close()
 
 
