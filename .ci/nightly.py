@@ -56,6 +56,7 @@ PARTS: dict[str, tuple[float, list[list[str]]]] = {
             ["benchmarks/daemon.py"],
             ["tests/wire/soak.py", "--seconds", "600", "--operations", "1000000"],
             ["tests/wire/soak.py", "--kills", "200"],
+            ["tests/wire/stopped.py", "--seconds", "30"],
         ],
     ),
     "chaos": (900, [["tests/chaos/run.py", "--seconds", "600"]]),

@@ -298,7 +298,7 @@ class DaemonClient(Connections):
 
     def close(self, *, deadline: float | None = None) -> Shutdown:
         """Part from the daemon; what was leased stays readable. Idempotent."""
-        self.shut()
+        self.shut(deadline)
         return Shutdown()
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -296,19 +296,19 @@ class Connections:
                     link.close()
         self.nudge()
 
-    def shut(self) -> None:
+    def shut(self, deadline: float | None = None) -> None:
         """Say what has ended and close every connection."""
-        home = self.home
+        home, until = self.home, self._until(deadline)
         if home is not None and not self._closed:
             with suppress(*NO_ANSWER):
-                self._flush(home)
+                self._flush(home, until)
         self._closed = True
         if home is not None:
             self._lost(home)
         self.nudge()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(1.0)
+            thread.join(max(0.0, min(1.0, until - self.now())))
 
     # -- beside calls --------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Connections:
             if self.home is not None and self.now() > self._keep_until:
                 self._previous = None
         with suppress(*NO_ANSWER):
-            self._flush(home)
+            self._flush(home, self._until(None))
             self._populate(home)
         self.poll()
         return _IDLE_TICK
@@ -350,8 +350,7 @@ class Connections:
             with self._lock:
                 self._idle.append(link) if home is self.home else link.close()
 
-    def _flush(self, home: Home) -> None:
-        until = self.now() + self.timeout
+    def _flush(self, home: Home, until: float) -> None:
         if home.dispatched:  # said until an answer proves that it was heard
             with self.link(until) as (link, now):
                 self.exchange(link, now, replies.Done, records.Ping, until)

@@ -299,14 +299,15 @@ class Link:
             self._timeouts[option] = seconds
 
     def _wait(self, events: int, until: float) -> None:
-        """Wait by the clock of ``poll``, which is fine enough, until the socket is ready.
+        """Wait by the clock of ``poll``, which is fine enough, until the socket is ready or it is time to say so.
 
         Raises:
             BlockingIOError: it is not.
         """
         poll = select.poll()
         poll.register(self._socket.fileno(), events)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1e3):
+        left = max(0.0, until - time.monotonic()) * 1e3
+        if not poll.poll(left - min(2.0, left / 16)):  # whoever is told late is late
             raise BlockingIOError(0, "no time left")
 
     def _broken(

@@ -39,8 +39,8 @@ def test_call_without_a_reply_ends_at_its_deadline(silent, seconds):
         with pytest.raises(DeadlineExceeded):
             silent.call(records.Ping, until)
         late.append(time.monotonic() - until)
-    assert min(late) >= 0
-    assert min(late) < 0.01  # three in a row were held up by the machine otherwise
+    assert min(late) >= -0.003  # a little before it, as it takes time to say so
+    assert min(late) < 0.005  # three in a row were held up by the machine otherwise
 
 
 def test_kernel_is_asked_to_end_early_as_its_clock_is_coarse(silent):
@@ -55,5 +55,5 @@ def test_request_that_nobody_takes_ends_at_its_deadline(silent):
     until = time.monotonic() + 0.2
     with pytest.raises(DeadlineExceeded):
         silent.call(records.Ping, until, after=[memoryview(bytes(8 << 20))])
-    assert 0 <= time.monotonic() - until < 1
+    assert -0.003 <= time.monotonic() - until < 1
     assert silent.failed  # half of it is out
