@@ -191,7 +191,10 @@ def test_a_worker_that_has_no_cache_refuses_promises(connector, daemon):
     [
         ("lmcache.integration.vllm.vllm_v1_adapter", ["LMCacheConnectorV1Impl"]),
         ("lmcache.integration.vllm.lmcache_mp_connector", ["LMCacheMPConnector"]),
-        ("lmcache.integration.vllm.lmcache_connector_v1", ["LMCacheConnectorV1Dynamic"]),
+        (
+            "lmcache.integration.vllm.lmcache_connector_v1",
+            ["LMCacheConnectorV1Dynamic", "SafeLMCacheConnectorV1"],
+        ),
         (
             "lmcache.integration.vllm.vllm_multi_process_adapter",
             [

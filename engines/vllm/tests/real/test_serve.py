@@ -36,7 +36,7 @@ class Served:
     log: Path
     process: subprocess.Popen[bytes]
 
-    def complete(self, prompt: Sequence[int]) -> list[int]:
+    def complete(self, prompt: Sequence[int], **wishes: object) -> list[int]:
         """What the OpenAI client gets, back in ids."""
         import openai
 
@@ -44,7 +44,7 @@ class Served:
             model = client.models.list().data[0].id
             done = client.completions.create(
                 model=model, prompt=list(prompt), max_tokens=TOKENS, temperature=0,
-                extra_body={"ignore_eos": True},
+                extra_body={"ignore_eos": True, "kv_transfer_params": wishes or None},
             )  # fmt: skip
         assert done.choices[0].finish_reason == "length"
         return [int(word.removeprefix("t")) for word in done.choices[0].text.split()]
@@ -144,6 +144,19 @@ def check_hits(served: Served, plain: list[Answer]) -> None:
     raise AssertionError(f"{hits} + {local} tokens served, not {wanted}\n{tail(served.log)}")
 
 
+def check_wishes(served: Served) -> None:
+    """What a single request says of itself: keep nothing, keep one chunk, keep everything."""
+    prompt = [7, *make_prompts(1, seed=12, longest=400)[0], *range(4, 400)][:390]
+    found = []
+    for wish in ({"lmcache.skip_save": True}, {"lmcache.max_offload_tokens": 200}, {}, {}):
+        served.forget()
+        before = served.external()
+        served.complete(prompt, **wish)
+        found.append(served.external() - before)
+    assert found[:2] == [0, 0]
+    assert found[2:] == [128, 384] or "gives no answer in time" in served.log.read_text()
+
+
 def check_events(replay: str) -> None:
     """A router that joins late is told of every chunk that was kept: once, and behind which other one."""
     import msgspec
@@ -203,6 +216,7 @@ def test_the_published_lines_of_the_shared_daemon(
             assert served.metric("lmcache_loaded_tokens_total") == served.external()
             assert served.metric("lmcache_failed_load_tokens_total") == 0
             check_events(replay)
+            check_wishes(served)
 
 
 def test_the_offloading_flags_start_a_private_daemon_of_that_size(
