@@ -322,7 +322,8 @@ def _print(report: Report) -> None:
             "yes" if row.equal else "no",
         )
     console.print(table)
-    told = ((name, nbytes) for name, nbytes in report.nbytes.items() if nbytes)  # not every store tells
+    # Not every store tells.
+    told = ((name, nbytes) for name, nbytes in report.nbytes.items() if nbytes)
     kept = ", ".join(f"{name} {nbytes / 1e6:.0f} MB" for name, nbytes in told)
     said = {"stored": "while stored", "lower": f"by the second of two {two}", "warm": "by it again"}
     for name, hits in report.hits.items():
