@@ -19,10 +19,12 @@ PATIENCE = 20.0
 
 
 def wait_for(condition, seconds=PATIENCE, what="the condition"):
-    """Poll until a condition about another process holds."""
+    """Poll until a condition about another process holds; ``what`` may be asked for when it does not."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not come about in {seconds} s"
+        if time.monotonic() >= end:
+            what = what() if callable(what) else what
+            raise AssertionError(f"{what} did not come about in {seconds} s")
         time.sleep(0.002)
     return value
 
@@ -67,7 +69,15 @@ class Daemon(Process):
     def start(self):
         with open(self.log, "wb") as log:
             super().__init__(self.command, env=self.environment, stdout=log, stderr=log)
-        wait_for(self.serves, what="the daemon's socket")
+        wait_for(self.serves, what=self.doing)
+
+    def doing(self):
+        """What a daemon that does not serve yet does: a machine may give it no time."""
+        times = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        spent = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        waits = Path(f"/proc/{self.pid}/wchan").read_text()
+        said = self.log.read_text()[-1000:]
+        return f"the daemon's socket (computed for {spent} s, waits in {waits!r}, said {said!r})"
 
     def serves(self):
         assert self.child.poll() is None, self.log.read_text()

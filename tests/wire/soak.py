@@ -215,13 +215,15 @@ def kill(kills: int, clients: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lmcache-kill-") as folder, start(folder) as daemon:
         watcher = daemon.client(timeout=TIMEOUT)
         crowd = Crowd(daemon.path, clients)
-        back, wrong = [], []
+        back, starts, wrong = [], [], []
         for number in range(kills):
             time.sleep(choice.uniform(0.05, 0.5))
             boot = watcher.home.boot if watcher.home else b""
+            killed = time.monotonic()
             daemon.kill()
             daemon.start()
             begun = time.monotonic()
+            starts.append(begun - killed)
             wait_for(lambda: watcher.home is not None and watcher.home.boot != boot, 10)  # noqa: B023
             back.append(time.monotonic() - begun)
             if not all(process.is_alive() for process in crowd.processes):
@@ -240,6 +242,7 @@ def kill(kills: int, clients: int) -> dict[str, Any]:
         watcher.close()
         return {
             "kills": len(back), "operations": crowd.done.value,
+            "longest start, s": round(max(starts, default=0), 3),
             "longest way back, s": round(max(back, default=0), 3),
             "longest call, ms": round(crowd.worst.value * 1e3, 1), "wrong": wrong,
         }  # fmt: skip
