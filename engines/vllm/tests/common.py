@@ -21,14 +21,16 @@ def served(engine, tokens, most=2, **how):
     return request.served
 
 
-def settled(daemon):
-    client = daemon.client()
-    wait_for(
-        lambda: describe(client)["memory"]["leased"] == describe(client)["memory"]["reserved"] == 0,
-        5,
-        "the end of all leases",
-    )
-    client.close()
+def settled(daemon, client=None):
+    asked = client or daemon.client(timeout=10.0)  # a machine may stall
+
+    def ended():
+        memory = describe(asked)["memory"]
+        return memory["leased"] == memory["reserved"] == 0
+
+    wait_for(ended, 5, "the end of all leases")
+    if client is None:
+        asked.close()
 
 
 def forget(daemon):

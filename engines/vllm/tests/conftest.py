@@ -1,6 +1,8 @@
 """One daemon for the tests without an engine."""
 
 import itertools
+import sys
+from types import SimpleNamespace
 
 import pytest
 from lmcache_engine_vllm import breaker, engine
@@ -22,6 +24,14 @@ def daemon(tmp_path_factory):
 def release(monkeypatch):
     monkeypatch.setattr(engine, "release", lambda: "0.0-test")
     monkeypatch.setattr(breaker, "CALL", 5.0)  # a busy machine is no deaf daemon
+    monkeypatch.setitem(
+        sys.modules, "vllm.distributed.utils", SimpleNamespace(get_pp_indices=stage)
+    )
+
+
+def stage(layers, number, count):
+    """vLLM's own cut of a pipeline, where it comes out even."""
+    return number * layers // count, (number + 1) * layers // count
 
 
 @pytest.fixture

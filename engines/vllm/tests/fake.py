@@ -1,70 +1,68 @@
 """An engine without a model: vLLM's scheduler as far as a connector sees it, and a forward pass that knows the truth.
 
-The KV of a position is a digest of all tokens up to it. A pass that reads anything else writes poison, and every
-sampled token comes from a context that was looked at byte by byte: wrong bytes cannot stay unseen.
+A pass that reads anything but the truth writes poison, and every sampled token comes from a context that was looked at
+byte by byte: wrong bytes cannot stay unseen. Of a model with several KV cache groups the blocks come out of one pool.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections import deque
 from types import SimpleNamespace
 
-import torch
 from lmcache_engine_vllm import halves
 
-from engines.vllm.tests.stand_ins import (
-    BLOCK,
-    CELL,
-    LAYERS,
-    NAMES,
-    Pool,
-    Request,
-    cache_config,
-    config,
-    truths,
-)
+from engines.vllm.tests.memory import Memory, groups_of, truths
+from engines.vllm.tests.stand_ins import NAMES, Pool, Request, cache_config, config
+from engines.vllm.tests.tables import Tables
 
 
-class Engine:
+class Engine(Tables):
     """One engine on a daemon.
 
     Args:
+        kinds: of the layers, one KV cache group each.
+        ranks, replicas, stages: tensor-parallel ranks, how many of them hold the same, and stages of a pipeline.
         depth: steps scheduled before the output of the first is looked at.
         budget: tokens per step.
-        hooked: layers around which hooks are called.
+        hooked: of each group, layers around which hooks are called; recurrent layers never have them.
         most: tokens of an offer that are taken, as one of several connectors sees it.
+        reference: told all that is asked and computed.
     """
 
     def __init__(
         self,
         daemon,
         *,
+        kinds=("full",),
         blocks=24,
         budget=16,
         depth=1,
         salt="",
         ranks=1,
         replicas=1,
+        stages=1,
         hooked=2,
         most=None,
+        reference=None,
         **how,
     ):
-        self.cache = cache_config(blocks)
+        self.cache = cache_config(blocks, kinds)
         self.cache.kv_tp_replicas = replicas
-        self.ranks, self.arrays, self.workers = ranks, [], []
-        how = {"engine": f"engine-{next(NAMES)}", "tensor": ranks} | how
-        for rank in range(ranks):
+        self.groups = groups_of(self.cache, kinds)
+        self.page = max(group.block for group in self.groups)
+        self.memory = Memory(blocks, self.groups, ranks, replicas, stages)
+        how = {"engine": f"engine-{next(NAMES)}", "tensor": ranks, "pipeline": stages} | how
+        self.workers = []
+        for rank, tensors in enumerate(self.memory.tensors):
             given = config(daemon, rank=rank, **how)
-            names = self.cache.kv_cache_groups[0].layer_names
-            memory = {
-                n: torch.full((blocks, 1, BLOCK, CELL), 0xA5, dtype=torch.uint8) for n in names
-            }
-            self.arrays += [tensor.numpy() for tensor in memory.values()]
             self.workers.append(halves.Halves(given, self.cache, False, shared=False))
-            self.workers[-1].register_kv_caches(memory)
+            self.workers[-1].register_kv_caches(tensors)
         self.worker, self.given = self.workers[0], config(daemon, **how)
-        self.replicas, self.hooked, self.most = replicas, hooked, most
+        hooks = [group.names[:hooked] for group in self.groups if group.kind != "state"]
+        self.hooks = [name for name in self.memory.order if any(name in names for names in hooks)]
+        self.most, self.reference = most, reference
         self.scheduler = halves.Halves(self.given, self.cache, True, shared=False)
         self.pool = Pool(blocks)
         self.budget, self.depth, self.salt = budget, depth, salt
@@ -76,8 +74,12 @@ class Engine:
         self.recomputed = self.external = 0
 
     def close(self):
-        for half in (*self.workers, self.scheduler):
-            half.close()
+        halves = (*self.workers, self.scheduler)
+        closing = [threading.Thread(target=half.close) for half in halves]
+        for each in closing:
+            each.start()
+        for each in closing:
+            each.join()
 
     # -- what a test does ------------------------------------------------------------------------------------
 
@@ -124,10 +126,12 @@ class Engine:
             self._preempt(self.running.pop())
         for id in self.waiting:
             request = self.requests[id]
-            self.pool.give(request.table)  # loaded and not begun
-            request.table, request.num_computed_tokens = [], 0
+            self._drop(request)  # loaded and not begun
+            request.num_computed_tokens = 0
         self.pool.reset()
         assert self.scheduler.reset() is not False
+        if self.reference is not None:
+            self.reference.offers.clear()
         self.salt = salt
 
     # -- scheduler -------------------------------------------------------------------------------------------
@@ -139,11 +143,11 @@ class Engine:
             request = self.requests[id]
             if id not in self.running:
                 continue
-            have = request.num_tokens + request.placeholders
-            new = min(have - request.num_computed_tokens, left)
-            if new <= 0 or request.num_computed_tokens + 1 > len(request.whole):
+            have, known = request.num_tokens + request.placeholders, request.num_computed_tokens
+            new = self._cut(request, known, min(have - known, left))
+            if new <= 0 or known + 1 > len(request.whole):
                 continue
-            while not self._grow(request, request.num_computed_tokens + new):
+            while not self._grow(request, known, known + new):
                 victim = self.running.pop()
                 self._preempt(victim)
                 left += scheduled.pop(victim, 0)
@@ -151,48 +155,36 @@ class Engine:
                     break
             if id not in self.running:
                 break
-            scheduled[id], before[id] = new, request.num_computed_tokens
+            scheduled[id], before[id] = new, known
             left -= new
-        fresh, resumed = [], []
+        fresh = []
         for id in sorted(self.waiting, key=lambda id: not self.requests[id].num_computed_tokens):
             if left <= 0:
                 break
             request = self.requests[id]
             if request.state == "loading":
                 continue
-            if request.num_computed_tokens:  # loaded while it waited
-                known, new = request.num_computed_tokens, request.num_tokens
-                new = min(new - known, left)
-                if not self._grow(request, known + new):
-                    break
-                self.scheduler.allocated(request, 0)
-                self._admit(request, known, new, fresh, resumed, scheduled, before)
-                left -= new
-                continue
-            local = self._local(request)
-            external, waits = self.scheduler.matched(request, len(local) * BLOCK)
-            if external is None:
-                continue
-            again, _ = self.scheduler.matched(request, len(local) * BLOCK)
-            assert again == external, "asked again, another answer"
-            if self.most is not None:
-                external = min(external, self.most)
-                waits = waits and external > 0
-            assert external % BLOCK == 0
-            known = len(local) * BLOCK + external
-            assert known < request.num_tokens
-            new = 0 if waits else min(request.num_tokens - known, left)
-            if waits and not self._fits(request):
+            loaded, external, waits = request.num_computed_tokens, 0, False
+            local, tables = 0, None
+            if not loaded:
+                local, tables = self._local(request)
+                external, waits = self._offer(request, local)
+                if external is None:
+                    continue
+            known = loaded or local + external
+            new = 0 if waits else self._cut(request, known, min(request.num_tokens - known, left))
+            if not self._fits(request) if waits else new <= 0:
                 break
-            for block in local:
-                self.pool.touch(block)
-            request.table = list(local)
-            if not self._grow(request, known + new):
-                self.pool.give(request.table)
-                request.table = []
+            if tables is not None:
+                self._take(request, tables, known)
+            if not self._grow(request, known, known + new):
+                if tables is not None:
+                    self._drop(request)
                 break
-            table = SimpleNamespace(get_block_ids=lambda request=request: (list(request.table),))
-            self.scheduler.allocated(request, external, table)
+            found = SimpleNamespace(get_block_ids=lambda request=request: copy.copy(request.tables))
+            self.scheduler.allocated(request, external, found)
+            if self.reference is not None:
+                self.reference.allocated(request)
             self.external += external
             if request.served is None:
                 request.served = known
@@ -200,14 +192,12 @@ class Engine:
                 request.num_computed_tokens, request.before = known, request.state
                 request.state = "loading"
                 continue
-            self._admit(request, known, new, fresh, resumed, scheduled, before)
+            self._admit(request, known, new, fresh, scheduled, before)
             left -= new
-        for id, new in scheduled.items():
-            request = self.requests[id]
-            for at in range((before[id] + new) // BLOCK):
-                name = str((self.salt, request.cache_salt, request.whole[: (at + 1) * BLOCK]))
-                if (at + 1) * BLOCK <= request.num_tokens:
-                    self.pool.name(request.table[at], name)
+        offers = {
+            id: self._name(self.requests[id], before[id], before[id] + n)
+            for id, n in scheduled.items()
+        }
         over, self.over = self.over, set()
         out = SimpleNamespace(
             num_scheduled_tokens=scheduled,
@@ -219,63 +209,59 @@ class Engine:
                 num_computed_tokens=[before[id] for id in scheduled if id not in fresh],
             ),
             kv_connector_block_state=SimpleNamespace(
-                get_block_ids=lambda id: (self.requests[id].table,) if id in scheduled else None
+                get_block_ids=lambda id: self.requests[id].tables if id in scheduled else None,
+                boundary_state_offloads={id: offer for id, offer in offers.items() if offer},
             ),
             finished_req_ids=over,
         )
         step = self.scheduler.build(out)
         out.kv_connector_block_state = None
         out.before = before
-        out.tables = {id: list(self.requests[id].table) for id in scheduled}
+        out.tables = {id: copy.deepcopy(self.requests[id].tables) for id in scheduled}
         out.asked = {id: self.requests[id] for id in scheduled}
         out.salt = self.salt
         out.lives = {id: self.requests[id].life for id in scheduled}
         self.execute(out, step)
         for id, new in scheduled.items():
             request = self.requests[id]
+            if self.reference is not None:
+                upto = before[id] + new
+                self.reference.computed(request, self.salt, before[id], upto, out.tables[id])
             request.num_computed_tokens += new
             request.flying += new
             if request.num_computed_tokens >= request.num_tokens + request.placeholders:
                 request.placeholders += 1
         return out
 
-    def _admit(self, request, known, new, fresh, resumed, scheduled, before):
+    def _offer(self, request, local):
+        """Tokens that the cache supplies, as many as are wanted, and whether the request waits for them."""
+        external, waits = self.scheduler.matched(request, local)
+        if external is None:
+            return None, False
+        again, _ = self.scheduler.matched(request, local)
+        assert again == external, "asked again, another answer"
+        if self.reference is not None:
+            self.reference.asked(request, self.salt, local, external)
+        if self.most is not None:
+            external = min(external, self.most)
+        assert external % self.page == 0
+        assert local + external < request.num_tokens
+        return external, waits and external > 0
+
+    def _admit(self, request, known, new, fresh, scheduled, before):
         id = request.request_id
         self.waiting.remove(id)
         request.num_computed_tokens = known
-        (resumed if request.state == "preempted" else fresh).append(id)
+        if request.state != "preempted":
+            fresh.append(id)
         request.state = "running"
         self.running.append(id)
         scheduled[id], before[id] = new, known
 
-    def _local(self, request):
-        found = []
-        for at in range((request.num_tokens - 1) // BLOCK):
-            name = str((self.salt, request.cache_salt, request.whole[: (at + 1) * BLOCK]))
-            block = self.pool.by_name.get(name)
-            if block is None:
-                break
-            found.append(block)
-        return found
-
-    def _fits(self, request):
-        """Whether all of a request has room beside those whose blocks are bound to a load."""
-        bound = [each for each in self.requests.values() if each.state != "running" and each.table]
-        need = [-(-len(each.whole) // BLOCK) - len(each.table) for each in (*bound, request)]
-        return sum(need) <= len(self.pool.free)
-
-    def _grow(self, request, tokens):
-        need = -(-tokens // BLOCK) - len(request.table)
-        found = self.pool.take(max(0, need))
-        if found is None:
-            return False
-        request.table += found
-        return True
-
     def _preempt(self, id):
         request = self.requests[id]
-        self.pool.give(request.table)
-        request.table, request.num_computed_tokens = [], 0
+        self._drop(request)
+        request.num_computed_tokens = 0
         request.life += 1
         request.flying = request.placeholders = 0
         request.state = "preempted"
@@ -286,9 +272,9 @@ class Engine:
         assert self.scheduler.finished(request) == (False, None)
         self.over.add(request.request_id)
         if request.state == "loading":
-            self.zombies[request.request_id] = request.table  # freed when the load has ended
+            self.zombies[request.request_id] = request  # freed when the load has ended
         else:
-            self.pool.give(request.table)
+            self._drop(request)
 
     # -- worker ----------------------------------------------------------------------------------------------
 
@@ -299,48 +285,34 @@ class Engine:
         for worker, each in zip(self.workers, steps, strict=True):
             worker.begin(each)
             worker.load()
-            for name in self.cache.kv_cache_groups[0].layer_names[: self.hooked]:
+            for name in self.hooks:
                 worker.layer(name)
         out.right, written = {}, []
         order = sorted(out.num_scheduled_tokens, key=lambda id: out.before[id])
         for id in order:
-            request, table, begin = out.asked[id], out.tables[id], out.before[id]
-            kv = self.truths(request, out.salt)
-            good = out.right[id] = self.right(kv, table, begin)
-            for position in range(begin, begin + out.num_scheduled_tokens[id]):
-                for layer, memory in enumerate(self.arrays):
-                    cell = memory[table[position // BLOCK], 0, position % BLOCK]
-                    cell[:] = list(kv[position][layer] if good else b"\xbd" * CELL)
-                    written.append((layer % LAYERS, cell, cell.copy()))
-        for _, cell, _ in written:
-            cell[:] = 0xA6  # what is copied before its layer is computed is wrong
-        for layer, name in enumerate(self.cache.kv_cache_groups[0].layer_names):
-            for number, cell, value in written:
-                if number == layer:
-                    cell[:] = value
-            for worker in self.workers if layer < self.hooked else ():
-                worker.computed(name)
-        out.failed, arrived = set(), []
+            request, tables, known = out.asked[id], out.tables[id], out.before[id]
+            kv = truths(request.whole, out.salt + request.cache_salt)
+            good = out.right[id] = self.memory.right(kv, tables, known)
+            upto = known + out.num_scheduled_tokens[id]
+            for name, cells, where, value in self.memory.write(kv, tables, known, upto):
+                cells[where] = value if good else 0xBD
+                written.append((name, cells, where, cells[where]))
+        for _, cells, where, _ in written:
+            cells[where] = 0xA6  # what is copied before its layer is computed is wrong
+        for layer in self.memory.order:
+            for name, cells, where, value in written:
+                if name == layer:
+                    cells[where] = value
+            for worker in self.workers if layer in self.hooks else ():
+                worker.computed(layer)
+        out.failed, out.missed, arrived = set(), set(), []
         for worker in self.workers:
             worker.save()
             arrived.append(worker.get_finished(out.finished_req_ids)[1] or set())
-            assert worker.missed() == set()
+            out.missed |= worker.missed()
             out.failed |= worker.failures()
+        assert not (out.failed if len(self.groups) > 1 else out.missed)
         out.arrived = set.intersection(*arrived)
-
-    def truths(self, request, salt):
-        kv = truths(request.whole, salt + request.cache_salt, self.ranks)
-        if self.replicas > 1:  # every rank holds the same
-            kv = [cells[:LAYERS] * self.ranks for cells in kv]
-        return kv
-
-    def right(self, kv, table, upto):
-        """Whether all positions before ``upto`` hold the truth."""
-        return all(
-            memory[table[at // BLOCK], 0, at % BLOCK].tobytes() == kv[at][layer]
-            for layer, memory in enumerate(self.arrays)
-            for at in range(upto)
-        )
 
     # -- output ----------------------------------------------------------------------------------------------
 
@@ -352,11 +324,13 @@ class Engine:
             if request is not None:
                 assert request.state == "loading"
                 request.state = request.before
+                if id in out.missed:
+                    request.num_computed_tokens = 0
+                    self.recomputed += 1
                 if not request.num_computed_tokens:
-                    self.pool.give(request.table)
-                    request.table = []
+                    self._drop(request)
             elif id in self.zombies:
-                self.pool.give(self.zombies.pop(id))
+                self._drop(self.zombies.pop(id))
         for id, new in out.num_scheduled_tokens.items():
             request = self.requests.get(id)
             if request is None or request is not out.asked[id]:
@@ -373,7 +347,7 @@ class Engine:
                     self.running.remove(id)
                     self.outputs[id] = list(request.all_token_ids)
                     self._free(request)
-        output = SimpleNamespace(invalid_block_ids=out.failed)
+        output = SimpleNamespace(invalid_block_ids=out.failed, failed_recving=out.missed)
         manager = SimpleNamespace(evict_blocks=lambda ids: [self.pool.forget(id) for id in ids])
         self.scheduler.output(output, manager)
         self.scheduler.ended()
@@ -389,9 +363,10 @@ class Engine:
             if request.state not in ("running", "loading"):
                 continue
             base = request.num_computed_tokens - request.flying
-            bad = [at for at in range(-(-base // BLOCK)) if request.table[at] in out.failed]
+            (table,), (group,) = request.tables, self.groups
+            bad = [at for at in range(-(-base // group.block)) if table[at] in out.failed]
             if bad:
-                request.num_computed_tokens = bad[0] * BLOCK
+                request.num_computed_tokens = bad[0] * group.block
                 request.life += 1
                 request.flying = request.placeholders = 0
                 self.recomputed += 1

@@ -1,4 +1,4 @@
-"""Stand-ins for the records of vLLM that a connector reads, and the KV that is right."""
+"""Stand-ins for the records of vLLM that a connector reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from types import SimpleNamespace
 
 BLOCK = 4
 CHUNK = 8
+WINDOW = 10
 LAYERS = 2
 CELL = 16
 NAMES = itertools.count()
-
-
-def truths(tokens, salt="", ranks=1):
-    """The only right KV: per position, per layer of each rank."""
-    found, state = [], salt.encode()
-    for token in tokens:
-        state = hashlib.blake2b(state + b"%d" % token, digest_size=CELL).digest()
-        found.append([bytes(byte ^ n for byte in state) for n in range(LAYERS * ranks)])
-    return found
 
 
 def next_token(tokens):
@@ -33,6 +25,10 @@ class FullAttentionSpec(SimpleNamespace):
 
 
 class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
     pass
 
 
@@ -50,8 +46,9 @@ class Request:
     lora_request: object = None
     num_computed_tokens: int = 0
     state: str = "waiting"
-    table: list = field(default_factory=list)
+    tables: list = field(default_factory=list)
     prompt: int = 0
+    fill: int = 0  # tokens when it was asked about last
     flying: int = 0
     life: int = 0  # steps of an earlier one count no more
     placeholders: int = 0
@@ -96,16 +93,18 @@ class Pool:
         if name is not None and self.by_name.get(name) == block:
             del self.by_name[name]
 
-    def touch(self, block):
-        if not self.refs[block]:
-            self.free.remove(block)
-        self.refs[block] += 1
+    def touch(self, blocks):
+        for block in blocks:
+            if not self.refs[block]:
+                self.free.remove(block)
+            self.refs[block] += 1
 
     def give(self, blocks):
         for block in reversed(blocks):
-            self.refs[block] -= 1
-            if not self.refs[block]:
-                self.free.append(block)
+            if block:
+                self.refs[block] -= 1
+                if not self.refs[block]:
+                    self.free.append(block)
 
     def name(self, block, name):
         if block not in self.names and name not in self.by_name:
@@ -116,7 +115,9 @@ class Pool:
         self.by_name.clear()
 
 
-def config(daemon, *, rank=0, tensor=1, engine=None, model="m", role="kv_both", **extra):
+def config(
+    daemon, *, rank=0, tensor=1, pipeline=1, mla=False, engine=None, model="m", role="kv_both", **extra
+):  # fmt: skip
     """A stand-in for ``VllmConfig``."""
     known = {"lmcache.daemon.socket": daemon.path, "lmcache.chunk_size": CHUNK}
     transfer = SimpleNamespace(
@@ -132,19 +133,31 @@ def config(daemon, *, rank=0, tensor=1, engine=None, model="m", role="kv_both", 
         kv_transfer_config=transfer,
         cache_config=SimpleNamespace(cache_dtype="auto", kv_offloading_size=None),
         parallel_config=SimpleNamespace(
-            world_size=tensor, tensor_parallel_size=tensor, pipeline_parallel_size=1, rank=rank
+            world_size=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
+            rank=rank,
         ),
         model_config=SimpleNamespace(
-            hf_config=hf, dtype="float32", model="/none", max_model_len=4096, use_mla=False
+            hf_config=hf, dtype="float32", model="/none", max_model_len=4096, use_mla=mla,
+            get_total_num_hidden_layers=lambda: LAYERS,
         ),
         load_config=SimpleNamespace(load_format="dummy"),
         kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         compilation_config=SimpleNamespace(static_forward_context={}),
-    )
+    )  # fmt: skip
 
 
-def cache_config(blocks):
-    spec = FullAttentionSpec(block_size=BLOCK)
-    names = [f"model.layers.{n}.attn" for n in range(LAYERS)]
-    group = SimpleNamespace(kv_cache_spec=spec, layer_names=names)
-    return SimpleNamespace(kv_cache_groups=[group], num_blocks=blocks, kv_tp_replicas=1)
+SPECS = {
+    "full": lambda: FullAttentionSpec(block_size=BLOCK),
+    "window": lambda: SlidingWindowSpec(block_size=BLOCK, sliding_window=WINDOW),
+    "state": lambda: MambaSpec(block_size=CHUNK, mamba_cache_mode="align"),
+}
+"""What layers of a kind remember."""
+
+
+def cache_config(blocks, kinds=("full",)):
+    """A stand-in for ``KVCacheConfig``: the layers of all kinds take turns."""
+    groups = []
+    for number, kind in enumerate(kinds):
+        names = [f"model.layers.{n * len(kinds) + number}.attn" for n in range(LAYERS)]
+        groups.append(SimpleNamespace(kv_cache_spec=SPECS[kind](), layer_names=names))
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks, kv_tp_replicas=1)

@@ -56,7 +56,7 @@ def test_a_layer_that_is_computed_twice_is_kept_as_it_is_at_last(make):
     worker, real = engine.workers[0], engine.workers[0].computed
 
     def half_first(name):
-        memory = engine.arrays[engine.cache.kv_cache_groups[0].layer_names.index(name)]
+        memory = engine.memory.cells[0][name]
         right = memory.copy()
         memory[:] = 0x5A  # another half of the batch is not computed yet
         real(name)
