@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+from itertools import accumulate
 
 import pytest
 from lmcache_backend_nixl import NixlBackend
@@ -13,7 +14,17 @@ from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.memory import Staging, address, section
 
 from lmcache_core.registry import Registry
-from lmcache_core.spi import ByteSize, ConfigError, Corrupt, Store, StoreStatus, Unavailable
+from lmcache_core.spi import (
+    ByteSize,
+    ConfigError,
+    Corrupt,
+    Load,
+    MemoryKind,
+    Region,
+    Store,
+    StoreStatus,
+    Unavailable,
+)
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build
 from lmcache_core.testing.worlds import below, closed, key_of, plain_frame, put, served
@@ -83,6 +94,32 @@ def test_rails_may_be_of_different_kinds(tmp_path, tier, lend, drive):
             loaded, _ = await rig.get(1, MIB)
             assert isinstance(loaded.error, Unavailable)
             assert (await rig.put(7, MIB)).status is StoreStatus.FAILED
+
+    drive(main())
+
+
+def test_many_values_of_a_batch_come_back_as_they_were(lend, tier, drive):
+    """The target reads several of them in one transfer."""
+    target, count = lend(), 40
+
+    async def main():
+        async with tier(backend="UCX", address=target.address) as rig:
+            sizes = [KIB * (number % 7 * 37 + 1) for number in range(count)]
+            memory = memoryview(mmap.mmap(-1, 2 * sum(sizes)))
+            region = Region(MemoryKind.HOST, 0, address(memory), memory.nbytes, memory)
+            assert await rig.backend.register(region)
+            views = [memory[end - n : end] for n, end in zip(sizes, accumulate(sizes), strict=True)]
+            for number, view in enumerate(views):
+                view[:] = rig.value(number, view.nbytes)[: view.nbytes]
+            pairs = [(rig.key(number), (view,)) for number, view in enumerate(views)]
+            stored = await rig.backend.store([Store(*pair) for pair in pairs])
+            assert {each.status for each in stored} == {StoreStatus.STORED}
+            before = bytes(memory)
+            memory[: sum(sizes)] = bytes(sum(sizes))
+            loaded = await rig.backend.load([Load(*pair) for pair in reversed(pairs)])
+            assert [each.nbytes for each in loaded] == sizes[::-1]
+            assert memory == before
+            await rig.backend.unregister(region)
 
     drive(main())
 

@@ -27,7 +27,9 @@ from lmcache_core.spi import BackendError, MemoryKind, Region, Unavailable
 log = logging.getLogger("lmcache.nixl-target")
 PIECE = 1 << 18
 AT_ONCE = 32
-"""Most reads that run at the same time."""
+"""Most transfers that run at the same time."""
+TOGETHER = 4 << 20
+"""Longest transfer that is made of several reads."""
 TURN_S = 0.002
 """How long reads are begun, which may be all of a read, before others are heard; what they hear goes out together."""
 BUSY_S, IDLE_S = 0.0001, 0.02
@@ -90,7 +92,10 @@ class Read:
     pieces: Sequence[Piece]
     at: int
     answer: tuple[Any, ...] = ("",)
-    handle: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.pieces)
 
 
 class Target:
@@ -280,7 +285,7 @@ class Target:
         self._pull(Read(tier, number, tier.tickets[ticket], pieces, at))
 
     def _pull(self, read: Read) -> None:
-        end = read.at + sum(nbytes for _, nbytes in read.pieces)
+        end = read.at + read.nbytes
         if not 0 <= read.at <= end <= read.ticket.value.nbytes:
             raise ValueError("past the end of the value")
         read.ticket.reads += 1
@@ -318,50 +323,65 @@ class Target:
     # -- reads ---------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        running: list[Read] = []
+        running: list[tuple[list[Read], Any]] = []
         looks = 0
         while self._waiting or running:
             turn = time.monotonic() + TURN_S
             while self._waiting and len(running) < AT_ONCE:
-                read, looks = self._waiting.popleft(), 0
-                if self._begin(read):
-                    running.append(read)
+                reads, looks = self._next(), 0
+                handle = self._begin(reads)
+                if handle is not None and not self._look(reads, handle):
+                    running.append((reads, handle))
                 if time.monotonic() > turn:
                     break
             count = len(running)
-            running = [read for read in running if not self._look(read)]
+            running = [each for each in running if not self._look(*each)]
             if running:
                 self.agent.progress()
             looks = 0 if len(running) < count else looks + 1
             await asyncio.sleep(0 if looks < EAGER else 0.0005)
         self._reading = None
 
-    def _begin(self, read: Read) -> bool:
-        if read.tier.ended:
-            self._finish(read, "the tier is gone")
-            return False
-        at = self._block.at + read.ticket.value.room[0] + read.at
-        own: list[Piece] = []
-        for _, nbytes in read.pieces:
-            own.append((at, nbytes))
-            at += nbytes
-        places = [(start, nbytes, 0) for start, nbytes in read.pieces]
-        try:
-            read.handle = self.agent.post("READ", own, "DRAM", places, read.tier.agent)
-        except Unavailable as error:
-            self._finish(read, str(error))
-            return False
-        return not self._look(read)
+    def _next(self) -> list[Read]:
+        """Reads from one tier that begin together, because each transfer has its cost."""
+        waiting = self._waiting
+        reads = [waiting.popleft()]
+        nbytes = reads[0].nbytes
+        while waiting and waiting[0].tier is reads[0].tier:
+            nbytes += waiting[0].nbytes
+            if nbytes > TOGETHER:
+                break
+            reads.append(waiting.popleft())
+        return reads
 
-    def _look(self, read: Read) -> bool:
+    def _begin(self, reads: list[Read]) -> Any:
+        if reads[0].tier.ended:
+            return self._end_all(reads, "the tier is gone")
+        own: list[Piece] = []
+        for read in reads:
+            at = self._block.at + read.ticket.value.room[0] + read.at
+            for _, nbytes in read.pieces:
+                own.append((at, nbytes))
+                at += nbytes
+        places = [(start, nbytes, 0) for read in reads for start, nbytes in read.pieces]
         try:
-            if not self.agent.ended(read.handle):
+            return self.agent.post("READ", own, "DRAM", places, reads[0].tier.agent)
+        except Unavailable as error:
+            return self._end_all(reads, str(error))
+
+    def _look(self, reads: list[Read], handle: Any) -> bool:
+        problem = ""
+        try:
+            if not self.agent.ended(handle):
                 return False
         except Unavailable as error:
-            self._finish(read, str(error))
-        else:
-            self._finish(read, "")
+            problem = str(error)
+        self._end_all(reads, problem)
         return True
+
+    def _end_all(self, reads: list[Read], problem: str) -> None:
+        for read in reads:
+            self._finish(read, problem)
 
     def _finish(self, read: Read, problem: str) -> None:
         tier, ticket = read.tier, read.ticket
