@@ -312,6 +312,7 @@ class Engine(Tables):
             out.missed |= worker.missed()
             out.failed |= worker.failures()
         assert not (out.failed if len(self.groups) > 1 else out.missed)
+        assert self.memory.clean()
         out.arrived = set.intersection(*arrived)
 
     # -- output ----------------------------------------------------------------------------------------------

@@ -97,6 +97,10 @@ class Memory:
             for cells in held.values():
                 cells[blocks] = 0xA5
 
+    def clean(self):
+        """Whether nobody wrote where no request has anything: an empty entry of a table is no place for a load."""
+        return all((cells[0] == 0xA5).all() for held in self.cells for cells in held.values())
+
     def right(self, kv, tables, known):
         """Whether all that a pass from token ``known`` on reads holds the truth."""
         seen = {"full": known, "state": 1}

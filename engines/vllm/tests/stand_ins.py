@@ -149,7 +149,7 @@ def config(
 SPECS = {
     "full": lambda: FullAttentionSpec(block_size=BLOCK),
     "window": lambda: SlidingWindowSpec(block_size=BLOCK, sliding_window=WINDOW),
-    "state": lambda: MambaSpec(block_size=CHUNK, mamba_cache_mode="align"),
+    "state": lambda: MambaSpec(block_size=BLOCK, mamba_cache_mode="align"),
 }
 """What layers of a kind remember."""
 
