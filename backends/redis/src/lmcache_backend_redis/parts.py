@@ -90,10 +90,12 @@ def lengths(client: Client, names: Sequence[bytes]) -> list[Reply | BackendError
     return answers
 
 
-def remove(client: Client, names: Sequence[bytes]) -> list[Reply | BackendError]:
+def remove(
+    client: Client, names: Sequence[bytes], flight: Flight | None = None
+) -> list[Reply | BackendError]:
     """Unlink values and their parts; the answers for the values themselves."""
-    found = heads(client, names)
-    answers = client.each(b"UNLINK", names)
+    found = heads(client, names, flight)
+    answers = client.each(b"UNLINK", names, flight=flight)
     parts = [
         part
         for name, head in zip(names, found, strict=True)
@@ -101,7 +103,7 @@ def remove(client: Client, names: Sequence[bytes]) -> list[Reply | BackendError]
         for part in head.names(name)
     ]
     if parts:
-        client.each(b"UNLINK", parts)
+        client.each(b"UNLINK", parts, flight=flight)
     return answers
 
 
@@ -187,7 +189,7 @@ def _load(client: Client, name: bytes, load: Load, flight: Flight) -> Loaded:
         if isinstance(answer, Said) and answer.code != "WRONGTYPE":
             return Loaded.failed(answer.unavailable("load"))
     if there != head.lengths:  # evicted, or not ours: the rest is of no use to anybody
-        remove(client, [name])
+        remove(client, [name], flight)
         return MISSED
     return _read(client, load, wanted, head, names, flight)
 
