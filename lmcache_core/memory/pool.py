@@ -24,7 +24,7 @@ from lmcache_core.spi.policy import EvictionPolicy
 
 _NO_KEY = Key(b"", b"")
 """Of an item of ``share`` that is no lease."""
-_RESERVATION = 4
+_RESERVATION = 8
 """Leases whose end is as much work as that of one reservation."""
 
 
