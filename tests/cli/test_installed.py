@@ -37,6 +37,17 @@ def test_two_rivals_are_reported_once_and_one_is_not(make_dist: MakeDist) -> Non
     assert finding.remedy.startswith("pip uninstall acme-engine acme-engine-non-cuda, then ")
 
 
+def test_both_wheels_of_mooncake_are_reported(make_dist: MakeDist) -> None:
+    make_dist("mooncake-transfer-engine", {})
+    make_dist("mooncake-transfer-engine-non-cuda", {})
+    (finding,) = conflicts()
+    assert finding.state == "fault"
+    assert finding.found == (
+        "mooncake-transfer-engine and mooncake-transfer-engine-non-cuda are installed"
+        " and overwrite each other's files"
+    )
+
+
 def test_another_distribution_of_our_name_is_reported(make_dist: MakeDist) -> None:
     make_dist("lmcache", {}, version="0.5.6")
     (finding,) = conflicts()
