@@ -155,24 +155,7 @@ class Builder:
 
     async def build(self) -> StorageManager:
         """See the module's ``build``."""
-        names = [tier.name for tier in self.config.tiers]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"two tiers are named {min(twice)!r}; give one of them another name")
-        resident, lower = None, []
-        for position, tier in enumerate(self.config.tiers):
-            if not self.is_resident(tier):
-                lower.append(tier)
-            elif position:
-                raise ConfigError(
-                    f"tier {tier.name!r} holds values in memory where they are used: write it first, and once"
-                )
-            elif tier.chains:
-                raise ConfigError(
-                    f"tier {tier.name!r} holds values where they are used, so nothing can be encoded there: "
-                    "give the serde to a tier below"
-                )
-            else:
-                resident = tier
+        resident, lower = self.parted(self.config.tiers)
         tiers = [self.tier(each) for each in lower]
         context = self.context(resident.name if resident else "staging")
         backend: AbstractBackend | None = None
@@ -199,6 +182,32 @@ class Builder:
         )  # fmt: skip
         await self._manager.open()
         return self._manager
+
+    def parted(self, tiers: Sequence[TierConfig], /) -> tuple[TierConfig | None, list[TierConfig]]:
+        """The resident one of some tiers, and those below it.
+
+        Raises:
+            ConfigError: two tiers have one name, or the resident one is not where or what it can be.
+        """
+        names = [tier.name for tier in tiers]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"two tiers are named {min(twice)!r}; give one of them another name")
+        resident, lower = None, []
+        for position, tier in enumerate(tiers):
+            if not self.is_resident(tier):
+                lower.append(tier)
+            elif position:
+                raise ConfigError(
+                    f"tier {tier.name!r} holds values in memory where they are used: write it first, and once"
+                )
+            elif tier.chains:
+                raise ConfigError(
+                    f"tier {tier.name!r} holds values where they are used, so nothing can be encoded there: "
+                    "give the serde to a tier below"
+                )
+            else:
+                resident = tier
+        return resident, lower
 
     def is_resident(self, tier: TierConfig, /) -> bool:
         """Whether a tier is the one that values are used in."""

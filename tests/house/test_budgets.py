@@ -22,7 +22,7 @@ CEILINGS = {
     "memory": 1583,
     "policies": 648,
     "spi": 1156,
-    "storage": 2918,
+    "storage": 2921,
     "testing": 3945,
     "wire": 1904,
     "wrappers": 1534,

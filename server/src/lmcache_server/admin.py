@@ -12,7 +12,7 @@ from lmcache_core.spi import ConfigError, Key, Lease
 from lmcache_core.storage.results import Reason
 from lmcache_core.wire import records, replies
 from lmcache_core.wire.codec import Reply, to_runs
-from lmcache_server import spaces
+from lmcache_server import spaces, tiers
 from lmcache_server.session import Session
 from lmcache_server.slices import MANY, Joined, counted, keys_in_slices, others
 from lmcache_server.verbs import Answer, Verb
@@ -120,30 +120,14 @@ def tier(daemon: Daemon, link: Connection, session: Session, ask: records.Tier) 
         if ask.action == "limit":
             await daemon.manager.set_limit(ask.name, ask.nbytes)
         elif ask.action == "remove":
-            await daemon.manager.remove_tier(ask.name, deadline=daemon.now() + ask.seconds)
+            await tiers.remove(daemon, ask.name, daemon.now() + ask.seconds)
         elif ask.action == "restore":
-            await _restore(daemon, ask.name)
+            await tiers.restore(daemon, ask.name)
         else:
             raise ConfigError(f"a tier cannot {ask.action!r}; it can: limit, remove, restore")
         return replies.Done(ask.id)
 
     return work()
-
-
-async def _restore(daemon: Daemon, name: str) -> None:
-    """Serve again from a configured tier that was removed, where it stood."""
-    manager, builder = daemon.manager, daemon.builder
-    lower = [each for each in builder.config.tiers if not builder.is_resident(each)]
-    for at, config in enumerate(lower):
-        if config.name == name:
-            before = {each.name for each in lower[:at]}
-            position = sum(tier.name in before for tier in manager.tiers)
-            if any(tier.name == name for tier in manager.tiers):
-                raise ConfigError(f"tier {name!r} is in use already")
-            await manager.add_tier(builder.tier(config), position=position)
-            return
-    known = ", ".join(each.name for each in lower) or "none"
-    raise ConfigError(f"no lower tier {name!r} is configured; there are: {known}")
 
 
 def move(daemon: Daemon, link: Connection, session: Session, ask: records.Move) -> Answer:
@@ -222,8 +206,11 @@ def pin(daemon: Daemon, link: Connection, session: Session, ask: records.Pin) ->
 
 
 def reload(daemon: Daemon, link: Connection, session: Session, ask: records.Reload) -> Answer:
-    daemon.take_over()
-    return replies.Done(ask.id)
+    async def work() -> Reply:
+        await daemon.take_over()
+        return replies.Done(ask.id)
+
+    return work()
 
 
 def log_level(daemon: Daemon, link: Connection, session: Session, ask: records.LogLevel) -> Answer:

@@ -31,7 +31,7 @@ from lmcache_core.storage.feed import Feed
 from lmcache_core.storage.manager import StorageManager
 from lmcache_core.storage.results import Shutdown
 from lmcache_core.wire import records, replies, tls
-from lmcache_server import service
+from lmcache_server import service, tiers
 from lmcache_server.admin import ADMIN_VERBS
 from lmcache_server.connection import Connection
 from lmcache_server.describing import document
@@ -116,6 +116,7 @@ class Daemon:
         self._ready = ready
         self._refused: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.tiering = asyncio.Lock()
         self._listeners: list[Listener] = []
         self.quotas: dict[str, int] = {}
         self._stock: tuple[float, bool] = (0.0, False)
@@ -301,27 +302,31 @@ class Daemon:
 
     def reload(self) -> None:
         """``take_over`` for SIGHUP, which nobody can answer."""
-        service.tell(service.reloading())
-        try:
-            self.take_over()
-        except LMCacheError as error:
-            self.log.error("configuration not reloaded: %s", error)
-        service.tell(service.READY)
 
-    def take_over(self) -> None:
+        async def work() -> None:
+            service.tell(service.reloading())
+            try:
+                await self.take_over()
+            except LMCacheError as error:
+                self.log.error("configuration not reloaded as it is written: %s", error)
+            service.tell(service.READY)
+
+        self.work(work())
+
+    async def take_over(self) -> None:
         """Read the configuration again and do what may change live.
 
-        That is the log level, tenants' quotas, limits of lower tiers, the certificate.
+        That is the log level, tenants' quotas, the certificate; lower tiers, their limits and their options.
 
         Raises:
-            ConfigError: it is wrong, or there is none to read; nothing has changed.
+            ConfigError: it is wrong, or there is none to read: nothing has changed. Or tiers cannot follow: the rest has.
         """
         if self._reload is None:
             raise ConfigError("this daemon was started without a configuration to read again")
         fresh = self._reload()
         if self.tls is not None:
             tls.load(self.tls, self.options.certificate, self.options.key)
-        old, new = self.effective.config, fresh.config
+        new = fresh.config
         logging.getLogger("lmcache").setLevel(new.log_level.upper())
         size = self.manager.pool.capacity
         quotas = {
@@ -331,16 +336,12 @@ class Daemon:
         }
         self.quotas = quotas
         self._limit(quotas)
-        limits = {tier.name: tier.size for tier in new.tiers}
-        for tier in self.manager.tiers:
-            limit = limits.get(tier.name)
-            if limit is not None and tier.holdings is not None:
-                self.work(self.manager.set_limit(tier.name, int(limit)))
-        if [t.name for t in old.tiers] != [t.name for t in new.tiers] or old.engine != new.engine:
-            self.log.warning("tiers and chunks change with a restart only; the rest is reloaded")
-        else:
-            self.log.info("configuration reloaded")
         self.effective = fresh
+        try:
+            await tiers.follow(self, new)
+        except LMCacheError as error:
+            raise ConfigError(f"all but the tiers is as it is written now: {error}") from error
+        self.log.info("configuration reloaded")
 
     async def _end_when_idle(self, grace: float) -> None:
         alone = self.now()

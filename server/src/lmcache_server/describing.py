@@ -22,7 +22,7 @@ def document(daemon: Daemon) -> bytes:
     manager.measure()
     snapshot = manager.metrics.snapshot()
     serving = {tier.name for tier in manager.tiers}
-    configured = [t for t in config.tiers if not daemon.builder.is_resident(t)]
+    _, configured = daemon.builder.parted(daemon.builder.config.tiers)
     plugins = {each.name: each.plugin for each in configured}
     serdes = {
         each.name: [choice.name for chain in each.chains for choice in chain] for each in configured

@@ -356,7 +356,7 @@ def reload(
     timeout: Seconds = 10,
     as_json: Json = False,
 ) -> int:
-    """Have the configuration read again: log level, quotas, limits of lower tiers."""
+    """Have the configuration read again: log level, quotas; lower tiers come, change and go."""
     with operating(daemon, token_file, timeout) as operator:
         operator.do(replies.Done, records.Reload)
     show({"reloaded": True}, as_json, said="reloaded")

@@ -317,7 +317,7 @@ def _changing(operator: Operator) -> APIRouter:
 
     @router.post("/reload")
     def reload() -> Document:
-        """Read the configuration again: log level, quotas, and limits of lower tiers change at once."""
+        """Read the configuration again: log level and quotas change at once; lower tiers come, change and go."""
         operator.do(replies.Done, records.Reload)
         return {"reloaded": True}
 
