@@ -138,6 +138,8 @@ class Daemon(Serving):
         settings: its configuration.
     """
 
+    patience = 60.0
+
     def __init__(self, folder: Path, settings: Mapping[str, object], /) -> None:
         folder.mkdir()
         self.path = f"{folder}/s"
