@@ -545,7 +545,7 @@ CATALOGUE: tuple[Entry, ...] = (
         dist="lmcache-server",
         path="server",
         object="lmcache_server.client.commands:reload",
-        help="Have the configuration read again: log level, quotas, limits of lower tiers.",
+        help="Have the configuration read again: log level, quotas; lower tiers come, change and go.",
         extra="server",
         status="experimental",
     ),
