@@ -42,8 +42,6 @@ from lmcache_core.spi import (
 )
 
 R = TypeVar("R")
-HEARD_S = 0.0002
-"""Longest wait for an answer without letting the other side go on; the answer itself ends it."""
 ENTRY_NBYTES = 512
 """What a folder entry takes, with the slack of half-full folder blocks."""
 QUIET_S = {"OBJ": 30.0, "AZURE_BLOB": 90.0, "DOCA_MEMOS": 90.0}
@@ -337,8 +335,6 @@ class NixlBackend(PolledBackend):
 
     def _wait(self, seconds: float) -> None:
         sockets = [each for rail in self._rails if (each := rail.socket) is not None]
-        if len(sockets) == len(self._rails) and not any(rail.flying for rail in self._rails):
-            seconds = max(seconds, HEARD_S)
         if sockets and seconds:
             with suppress(OSError, ValueError):  # closed meanwhile, or a descriptor above 1023
                 select.select(sockets, [], [], seconds)

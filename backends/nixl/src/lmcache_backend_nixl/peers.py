@@ -113,7 +113,7 @@ class PeerRail(Rail):
         self._directory = Directory(rail.address, config.timeout) if rail.named else None
         self._record: Record | None = None
         self._lost = True
-        self._offered = 0
+        self._flying = self._offered = 0
         self._hurried = 0.0
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class PeerRail(Rail):
 
     def flush(self) -> bool:
         """Also: end an agent whose transfers go on although nobody wants them any more."""
-        if not self.flying:
+        if not self._flying:
             self._hurried = 0.0
         elif self._hurried and time.monotonic() > self._hurried + self._config.timeout:
             agent, self._agent, self._hurried = self._agent, None, 0.0
@@ -274,11 +274,11 @@ class PeerRail(Rail):
         for _, nbytes in local:
             places.append((at, nbytes, 0))
             at += nbytes
-        self.flying += 1
+        self._flying += 1
         try:
             yield Transfer(agent, "READ", local, "DRAM", places, link.peer)
         finally:
-            self.flying -= 1
+            self._flying -= 1
 
     def _windows(self, nbytes: int) -> Iterator[tuple[int, int]]:
         """Sections of a value that goes through the staging memory."""

@@ -63,8 +63,6 @@ class Rail(ABC):
     """Whether ``names`` works."""
     register = False
     """Whether transfers gain from ``add``."""
-    flying = 0
-    """Transfers under way, of which only looks tell that they have ended."""
     most: int | None = None
     """Longest part."""
 
