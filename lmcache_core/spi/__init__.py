@@ -3,7 +3,7 @@
 ``backend``, ``serde`` and ``policy`` are frozen by a snapshot test; ``channel`` and ``gpu`` are provisional.
 """
 
-from lmcache_core.spi.adapter import fill as fill
+from lmcache_core.spi.adapter import fill as fill, section as section
 from lmcache_core.spi.api import PLUGIN_API as PLUGIN_API
 from lmcache_core.spi.backend import (
     MISSED as MISSED,

@@ -119,3 +119,15 @@ def fill(
         copy(view[: piece.nbytes], piece)
         at += piece.nbytes
     return Loaded.filled(end - load.offset)
+
+
+def section(views: Sequence[memoryview], start: int, nbytes: int, /) -> tuple[memoryview, ...]:
+    """Bytes ``[start, start + nbytes)`` of the concatenation of byte views, or as many as there are; no empty views."""
+    found = []
+    for view in views:
+        piece = view[start : start + nbytes]
+        start = max(0, start - view.nbytes)
+        nbytes -= piece.nbytes
+        if piece.nbytes:
+            found.append(piece)
+    return tuple(found)

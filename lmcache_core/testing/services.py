@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 from unittest import SkipTest
+from urllib.request import urlopen
 
 from lmcache_core.spi import Unavailable
 
@@ -153,3 +154,28 @@ class Daemon(Serving):
 
     def ready(self) -> bool:
         return "serves on" in self.log.read_text()
+
+
+class Etcd(Serving):
+    """An etcd of one member, that keeps what it has over a restart.
+
+    Args:
+        program: see ``find_program``.
+        folder: an empty one of its own.
+    """
+
+    def __init__(self, program: str, folder: Path, /) -> None:
+        self.member, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://{self.member}"
+        command = [
+            program, f"--data-dir={folder}/data", "--logger=zap", "--log-level=error",
+            f"--listen-client-urls={self.url}", f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        ]  # fmt: skip
+        super().__init__(command, folder=folder)
+
+    def ready(self) -> bool:
+        with contextlib.suppress(OSError), urlopen(f"{self.url}/health") as answer:
+            return b"true" in answer.read()
+        return False

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 from lmcache_backend_mooncake.config import MooncakeConfig
@@ -23,7 +22,7 @@ from lmcache_core.spi import (
 from lmcache_core.storage.build import build
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.rig import eventually as until
-from lmcache_core.testing.services import Serving, find_program, free_port, need_service
+from lmcache_core.testing.services import Etcd, find_program, need_service
 from lmcache_core.testing.worlds import below, closed, key_of, put, served
 
 MIB = 1 << 20
@@ -164,30 +163,6 @@ def test_segment_of_ones_own_is_used(serve, tier, drive):
     drive(main())
 
 
-class Etcd(Serving):
-    """Elects a master."""
-
-    def __init__(self, folder):
-        program = find_program("etcd")
-        missing = None if program else "no etcd here"
-        need_service(
-            "mooncake", missing, start="bash .ci/system.sh, or apt-get install etcd-server"
-        )
-        self.url, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-        command = [
-            program, f"--data-dir={folder}/data", "--logger=zap", "--log-level=error",
-            f"--listen-client-urls={self.url}", f"--advertise-client-urls={self.url}",
-            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-        ]  # fmt: skip
-        super().__init__(command, folder=folder)
-
-    def ready(self):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health") as answer:
-            return b"true" in answer.read()
-        return False
-
-
 class Candidate(Master):
     """One of several masters."""
 
@@ -210,8 +185,10 @@ def elected(make_server, tmp_path):
 
     package = find_server()
     with contextlib.ExitStack() as stack:
-        etcd = stack.enter_context(Etcd(folder("etcd")))
-        endpoint = etcd.url.removeprefix("http://")
+        program = find_program("etcd")
+        need_service("mooncake", None if program else "no etcd here", start="bash .ci/system.sh")
+        etcd = stack.enter_context(Etcd(program, folder("etcd")))
+        endpoint = etcd.member
         flags = ("--client_ttl=2", "--enable_ha=true", f"--etcd_endpoints={endpoint}")
         masters = [
             stack.enter_context(Candidate(package, folder(f"master{number}"), *flags))

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import urllib.request
 
 import pytest
 from lmcache_backend_nixl import NixlBackend
@@ -15,7 +14,7 @@ from lmcache_core.spi import ConfigError, Secret
 from lmcache_core.testing.contexts import test_context as real_context
 from lmcache_core.testing.harness import run_real
 from lmcache_core.testing.rig import eventually, opened
-from lmcache_core.testing.services import Serving, find_program, free_port, need_service
+from lmcache_core.testing.services import Etcd, find_program, need_service
 
 SPACE = hashlib.sha256(b"space").digest()
 
@@ -67,34 +66,14 @@ def lend(tmp_path):
         yield lend
 
 
-class Etcd(Serving):
-    """An etcd of one member, that keeps what it has over a restart."""
-
-    def __init__(self, folder):
-        program = find_program("etcd")
-        need_service("nixl", None if program else "no etcd here", start="bash .ci/system.sh")
-        self.member, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
-        self.url = f"http://{self.member}"
-        command = [
-            program, f"--data-dir={folder}/data", "--logger=zap", "--log-level=error",
-            f"--listen-client-urls={self.url}", f"--advertise-client-urls={self.url}",
-            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-        ]  # fmt: skip
-        super().__init__(command, folder=folder)
-
-    def ready(self):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health") as answer:
-            return b"true" in answer.read()
-        return False
-
-
 @pytest.fixture
 def etcd(tmp_path):
     """An etcd that is not started yet."""
+    program = find_program("etcd")
+    need_service("nixl", None if program else "no etcd here", start="bash .ci/system.sh")
     folder = tmp_path / "etcd"
     folder.mkdir()
-    found = Etcd(folder)
+    found = Etcd(program, folder)
     yield found
     found.kill()
 

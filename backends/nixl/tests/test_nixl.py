@@ -11,7 +11,7 @@ import pytest
 from lmcache_backend_nixl import NixlBackend
 from lmcache_backend_nixl.agent import plugin_problem
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
-from lmcache_backend_nixl.memory import Staging, address, section
+from lmcache_backend_nixl.memory import Staging, address
 
 from lmcache_core.registry import Registry
 from lmcache_core.spi import (
@@ -24,6 +24,7 @@ from lmcache_core.spi import (
     Store,
     StoreStatus,
     Unavailable,
+    section,
 )
 from lmcache_core.storage import Reason
 from lmcache_core.storage.build import build

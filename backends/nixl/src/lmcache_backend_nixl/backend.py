@@ -16,7 +16,6 @@ from lmcache_backend_nixl.agent import bindings, plugin_problem
 from lmcache_backend_nixl.config import FILES, OBJECTS, PLUGINS, NixlConfig
 from lmcache_backend_nixl.driver import Call, Driver, News, Operation, Task, Together
 from lmcache_backend_nixl.files import PAGE, FileRail
-from lmcache_backend_nixl.memory import section
 from lmcache_backend_nixl.rail import Rail, wanted
 from lmcache_core.spi import (
     MISSED,
@@ -39,6 +38,7 @@ from lmcache_core.spi import (
     Stored,
     Unavailable,
     Usage,
+    section,
 )
 
 R = TypeVar("R")

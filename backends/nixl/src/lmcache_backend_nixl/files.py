@@ -17,7 +17,7 @@ from contextlib import suppress
 from lmcache_backend_nixl.agent import Agent, Piece, Place
 from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.driver import Call, Operation, Together
-from lmcache_backend_nixl.memory import pieces, section
+from lmcache_backend_nixl.memory import pieces
 from lmcache_backend_nixl.rail import Rail, Transfer, all_stored, wanted
 from lmcache_core.spi import (
     MISSED,
@@ -31,6 +31,7 @@ from lmcache_core.spi import (
     Region,
     Stored,
     Unavailable,
+    section,
 )
 
 PAGE = 4096

@@ -47,18 +47,6 @@ def pieces(views: Sequence[memoryview], nbytes: int, /) -> list[Piece]:
     return found
 
 
-def section(views: Sequence[memoryview], start: int, nbytes: int, /) -> tuple[memoryview, ...]:
-    """Bytes ``[start, start + nbytes)`` of the concatenation of some views."""
-    found = []
-    for view in views:
-        part = view[start : start + nbytes]
-        start = max(0, start - view.nbytes)
-        nbytes -= part.nbytes
-        if part.nbytes:
-            found.append(part)
-    return tuple(found)
-
-
 class Staging:
     """One block of memory, lent in runs of pages; first fit.
 

@@ -22,7 +22,7 @@ from lmcache_backend_nixl.config import NixlConfig, RailConfig
 from lmcache_backend_nixl.directory import Directory, Record
 from lmcache_backend_nixl.driver import Call, Operation, Step, Together
 from lmcache_backend_nixl.link import Link
-from lmcache_backend_nixl.memory import Staging, pieces, section
+from lmcache_backend_nixl.memory import Staging, pieces
 from lmcache_backend_nixl.rail import Rail, Transfer, all_stored, wanted
 from lmcache_core import ops
 from lmcache_core.spi import (
@@ -38,6 +38,7 @@ from lmcache_core.spi import (
     Region,
     Stored,
     Unavailable,
+    section,
 )
 
 AGAIN_S = 0.2

@@ -37,6 +37,7 @@ from lmcache_core.spi import (
     Stored,
     StoreStatus,
     Unavailable,
+    section,
 )
 
 UNREACHED_S = 600.0
@@ -139,7 +140,7 @@ def _write(
     """Put parts and head there; what ``written`` names in the end is of no use without the head."""
     start = 0
     for part, nbytes in zip(head.names(name), head.lengths, strict=True):
-        piece = Store(store.key, _cut(store.parts, start, nbytes), UNREACHED_S)
+        piece = Store(store.key, section(store.parts, start, nbytes), UNREACHED_S)
         result: Stored = _one(client, STORING, part, piece, flight)
         if result.status is StoreStatus.PRESENT:
             return Stored.failed(Unavailable(f"{part!r} is somebody else's", operation="store"))
@@ -203,7 +204,7 @@ def _read(
         first, last = max(start, before), min(end, before + nbytes)
         if first >= last:
             continue
-        views = _cut(load.into, done, last - first)
+        views = section(load.into, done, last - first)
         span = (0, None) if last - first == nbytes else (first - before, last - first)
         result: Loaded = _one(client, PLAIN, part, Load(load.key, views, *span), flight)
         if isinstance(result.error, Unavailable):
@@ -213,15 +214,3 @@ def _read(
             return Loaded.failed(gone)
         done += last - first
     return Loaded.filled(wanted)
-
-
-def _cut(views: Sequence[memoryview], start: int, nbytes: int) -> tuple[memoryview, ...]:
-    """``nbytes`` from ``start`` on of views that are read back to back."""
-    found = []
-    for view in views:
-        piece = view[start : start + nbytes]
-        start = max(0, start - view.nbytes)
-        nbytes -= piece.nbytes
-        if piece.nbytes:
-            found.append(piece)
-    return tuple(found)

@@ -15,7 +15,7 @@ from lmcache_backend_s3 import opening
 from lmcache_backend_s3.bucket import FORBIDDEN, TOO_LONG, Bucket, Refused
 from lmcache_backend_s3.capacity import Capacity, Room
 from lmcache_backend_s3.config import ObjectConfig
-from lmcache_backend_s3.parts import Piece, Upload, cut, joined, section
+from lmcache_backend_s3.parts import Piece, Upload, cut, joined
 from lmcache_backend_s3.transport import Call, Transport
 from lmcache_core.spi import (
     MISSED,
@@ -37,6 +37,7 @@ from lmcache_core.spi import (
     Stored,
     StoreDone,
     Usage,
+    section,
 )
 
 VALUE_MOST = 5 << 30

@@ -16,6 +16,7 @@ from lmcache_core.spi import (
     LoadStatus,
     Store,
     Unavailable,
+    section,
 )
 
 
@@ -93,15 +94,3 @@ def joined(results: Sequence[Loaded], /) -> Loaded:
             if result.status is status:
                 return MISSED if status is LoadStatus.MISSED else result
     return Loaded.filled(sum(result.nbytes for result in results))
-
-
-def section(views: Sequence[memoryview], begin: int, nbytes: int, /) -> tuple[memoryview, ...]:
-    """Bytes ``[begin, begin + nbytes)`` of the concatenation of ``views``, or as many as there are."""
-    found = []
-    for view in views:
-        piece = view[begin : begin + nbytes]
-        begin = max(0, begin - view.nbytes)
-        nbytes -= piece.nbytes
-        if piece.nbytes:
-            found.append(piece)
-    return tuple(found)
